@@ -1,0 +1,519 @@
+# cython: language_level=3
+"""The clock: arrivals, workers, passes. Requests are rows of the workload; workers are engine cores.
+
+Answers to `replay/offline/{single,agg}.rs` and `loadgen/driver.rs` for round robin. Two ways to the same events:
+`run_lane` simulates one worker of an open-loop replay on its own, since request k goes to worker k mod W whatever
+happens, and fast-forwards it; `run_coupled` is the event loop for workloads whose arrivals depend on completions
+(closed loop, sessions). At one timestamp completions come first, then arrivals, then passes by worker number.
+
+Costs: a lane O(passes in which something happens); the loop O(passes) heap operations. Both stop after a given
+number of passes, so that a caller can show progress and be interrupted.
+"""
+from libc.math cimport INFINITY, isnan
+from libc.stdlib cimport free, malloc
+
+import numpy as np
+
+from mocker._collect cimport Collector
+from mocker._common cimport END_NONE, ERR_MEMORY, NIL, grown, int8_t, int32_t, int64_t, uint8_t
+from mocker._core cimport Core, Request
+from mocker._engine cimport EngineCore
+from mocker._paths cimport PathTable
+from mocker._vllm cimport core_enqueue, core_forward, core_new, core_pass
+
+cdef enum:
+    IDLE_LIMIT = 100000            # passes in a row without time, token or ending before a worker counts as stuck
+
+
+# ---- time heap --------------------------------------------------------------------------------------------------
+
+cdef struct Heap:
+    Pending* items
+    int64_t used
+    int64_t cap
+
+
+cdef inline bint before(Pending* a, Pending* b) noexcept nogil:
+    if a.at != b.at:
+        return a.at < b.at
+    if a.first != b.first:
+        return a.first < b.first
+    return a.second < b.second
+
+
+cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil:
+    cdef int64_t i, up
+    cdef Pending item
+    cdef void* moved = grown(h.items, &h.cap, h.used + 1, sizeof(Pending))
+    if moved == NULL:
+        return False
+    h.items = <Pending*>moved
+    item.at, item.first, item.second = at, first, second
+    i = h.used
+    h.used += 1
+    while i > 0:
+        up = (i - 1) >> 1
+        if not before(&item, &h.items[up]):
+            break
+        h.items[i] = h.items[up]
+        i = up
+    h.items[i] = item
+    return True
+
+
+cdef Pending heap_pop(Heap* h) noexcept nogil:
+    cdef Pending top = h.items[0], item
+    cdef int64_t i = 0, child
+    h.used -= 1
+    item = h.items[h.used]
+    while True:
+        child = 2 * i + 1
+        if child >= h.used:
+            break
+        if child + 1 < h.used and before(&h.items[child + 1], &h.items[child]):
+            child += 1
+        if not before(&h.items[child], &item):
+            break
+        h.items[i] = h.items[child]
+        i = child
+    h.items[i] = item
+    return top
+
+
+cdef class Cluster:
+    """A replay under way.
+
+    Parameters
+    ----------
+    engines : list of EngineCore
+        One per worker, not recording, with no requests.
+    collector : Collector
+        A row per request of the workload.
+    arrival : array of float64, shape (n,)
+        Arrival times, ms (sessions: of the first turns; ignored in closed loop).
+    prompt, limit : array of int64, shape (n,)
+        Prompt tokens and tokens to generate.
+    paths : PathTable or None
+        Block identities; None if the engines take real tokens.
+    tokens : callable or None
+        ``tokens(row) -> (prompt uint32 array, planned output uint32 array)`` for engines of real tokens.
+    cap_ms : float
+        No pass starts after this time; infinity for none.
+    single : bool
+        Follow the single-worker runtime in what happens at the cap.
+    fast : bool
+        Fast-forward passes that only decode.
+    """
+
+    cdef readonly list engines
+    cdef readonly Collector collector
+    cdef readonly object worker_of       # int32[n], -1 until assigned
+    cdef readonly object arrival_of      # float64[n], when it really arrived; NaN: it did not
+    cdef readonly double now             # ms, coupled loop
+    cdef readonly int64_t clamped        # requests whose output TRT-LLM cut to the pool
+    cdef readonly bint finished
+    cdef readonly bint stalled
+    cdef readonly int64_t ended          # requests gone so far
+    cdef Core** cores
+    cdef int64_t workers
+    cdef int64_t n
+    cdef const double[::1] arrival
+    cdef const int64_t[::1] prompt
+    cdef const int64_t[::1] limit
+    cdef const int64_t[::1] order
+    cdef int32_t[::1] worker
+    cdef double[::1] arrived
+    cdef PathTable paths
+    cdef object tokens
+    cdef double cap
+    cdef bint single
+    cdef bint fast
+    cdef Lane* lanes
+    # coupled loop
+    cdef Heap events                     # (end of pass, sequence, worker)
+    cdef int64_t sequence
+    cdef uint8_t* busy
+    cdef int64_t next_worker
+    cdef Heap ready                      # (ready at, session, turn)
+    cdef const int64_t[::1] turn_offsets       # [sessions + 1] into turn_rows
+    cdef const int64_t[::1] turn_rows          # rows of each session in turn order
+    cdef const int32_t[::1] session_of         # [n]
+    cdef const double[::1] delay               # [n] think time before a row's turn, ms
+    cdef int64_t[::1] next_turn          # [sessions]
+    cdef int64_t sessions
+    cdef int64_t sessions_left
+    cdef int64_t limit_active            # closed loop: sessions at a time; 0: open loop
+    cdef int64_t active_sessions
+    cdef int64_t next_session
+    cdef int64_t in_flight
+    cdef int64_t idle_passes
+    cdef bint started
+
+    def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
+                  const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens, double cap_ms, bint single, bint fast):
+        cdef int64_t i
+        cdef EngineCore engine
+        self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
+        self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
+        self.workers, self.n = len(engines), prompt.shape[0]
+        self.worker_of = np.full(self.n, NIL, np.int32)
+        self.arrival_of = np.full(self.n, np.nan)
+        self.worker, self.arrived = self.worker_of, self.arrival_of
+        self.cores = <Core**>malloc(self.workers * sizeof(Core*))
+        self.lanes = <Lane*>malloc(self.workers * sizeof(Lane))
+        self.busy = <uint8_t*>malloc(self.workers)
+        if self.cores == NULL or self.lanes == NULL or self.busy == NULL:
+            raise MemoryError
+        for i in range(self.workers):
+            engine = engines[i]
+            engine.c.rows, engine.c.gaps = &collector.rows, &collector.gaps
+            self.cores[i] = &engine.c
+            self.lanes[i] = Lane(0.0, i, 0.0, 0, False, False)
+            self.busy[i] = 0
+
+    def __dealloc__(self):
+        free(self.cores)
+        free(self.lanes)
+        free(self.busy)
+        free(self.events.items)
+        free(self.ready.items)
+
+    def set_order(self, const int64_t[::1] order):
+        """Open loop of single requests: rows by arrival time (stable)."""
+        self.order = order
+
+    def set_sessions(self, const int64_t[::1] turn_offsets, const int64_t[::1] turn_rows,
+                     const int32_t[::1] session_of, const double[::1] delay, int64_t concurrency):
+        """Sessions: rows of each in turn order, think times, and how many may be active (0: open loop)."""
+        cdef int64_t s
+        self.turn_offsets, self.turn_rows, self.session_of, self.delay = turn_offsets, turn_rows, session_of, delay
+        self.sessions = turn_offsets.shape[0] - 1
+        self.next_turn = np.zeros(self.sessions, np.int64)
+        self.sessions_left = self.sessions
+        self.limit_active = concurrency
+        if concurrency > 0:
+            self.activate(0.0)
+            return
+        for s in range(self.sessions):
+            if not heap_push(&self.ready, 0.0 if isnan(self.arrival[turn_rows[turn_offsets[s]]])
+                             else self.arrival[turn_rows[turn_offsets[s]]], s, 0):
+                raise MemoryError
+
+    # -- what both ways share ---------------------------------------------------------------------------------------
+
+    cdef bint submit(self, int64_t row, int64_t worker, double at) noexcept nogil:
+        """Hand a request to a worker; it arrived at `at`."""
+        cdef Core* c = self.cores[worker]
+        cdef int32_t slot
+        cdef Request* r
+        self.worker[row] = <int32_t>worker
+        self.arrived[row] = at
+        if self.paths is None:
+            return self.submit_tokens(row, worker)
+        slot = core_new(c, row, self.prompt[row], self.limit[row])
+        if slot == NIL:
+            return False
+        r = &c.req[slot]
+        if r.limit < self.limit[row]:
+            self.clamped += 1
+        if c.caching:
+            if self.paths.fill(&r.path, row, r.full) != 0:
+                return False
+            r.own_key = c.next_own_key
+            c.next_own_key += 1
+        core_enqueue(c, slot, NIL)
+        return True
+
+    cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil:
+        cdef EngineCore engine = self.engines[worker]
+        try:
+            prompt, plan = self.tokens(row)
+            slot = engine.submit(row, prompt, self.limit[row], plan, NIL)
+        except MemoryError:
+            return False
+        if engine.c.req[slot].limit < self.limit[row]:
+            self.clamped += 1
+        return True
+
+    cdef inline bint brought(self, Core* c, double start) noexcept nogil:
+        """Whether the pass that began at `start` moved anything."""
+        return c.made > 0 or c.completed > 0 or (c.end_ms > start and not c.preempted)
+
+    cdef void uncount(self, Core* c) noexcept nogil:
+        """Requests whose last pass ends after the cap: nobody sees them end."""
+        cdef int64_t i
+        for i in range(c.ended_used):
+            self.collector.rows.terminal[c.ended[i]] = END_NONE
+
+    def flush(self):
+        """Write what is known of the requests that have not ended into the columns."""
+        cdef int64_t w, i
+        cdef Request* r
+        for w in range(self.workers):
+            for i in range(self.cores[w].req_used):
+                r = &self.cores[w].req[i]
+                if r.status != 0 and r.gen > 0:
+                    self.collector.rows.tokens[r.id] = r.gen
+                    self.collector.rows.last_token[r.id] = r.last_ms
+
+    def raise_errors(self):
+        """Turn an error of an engine or the collector into an exception."""
+        cdef EngineCore engine
+        for engine in self.engines:
+            engine.raise_error()
+        if self.collector.gaps.error:
+            raise MemoryError
+
+    def last_timestamp(self):
+        """Newest time that the cluster processed, ms."""
+        cdef double last = self.now
+        cdef int64_t w
+        for w in range(self.workers):
+            if self.lanes[w].last > last:
+                last = self.lanes[w].last
+        return last
+
+    # -- open loop, one worker at a time ------------------------------------------------------------------------------
+
+    def run_lane(self, int64_t worker, int64_t passes):
+        """Go on with one worker of an open-loop replay for about `passes` passes; True when it is done."""
+        with nogil:
+            self.lane(worker, passes)
+        self.raise_errors()
+        if self.lanes[worker].stalled:
+            self.stalled = True
+        return self.lanes[worker].done
+
+    cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil:
+        cdef Core* c = self.cores[worker]
+        cdef Lane* lane = &self.lanes[worker]
+        cdef double until, now = lane.now
+        cdef int64_t stop = c.passes + passes
+        while c.passes < stop:
+            if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
+                c.error = ERR_MEMORY
+            if c.error or c.pool.error:
+                break
+            if c.count == 0 and lane.next < self.n and now <= self.cap:
+                now = self.arrival[self.order[lane.next]]
+                if now > self.cap and not self.single:
+                    lane.done = True
+                    break
+                lane.last = now
+                continue
+            if c.count == 0 or now > self.cap:
+                lane.done = True
+                break
+            core_pass(c, now)
+            self.ended += c.ended_used
+            lane.last = now
+            if self.brought(c, now):
+                lane.idle_passes = 0
+            elif self.stuck(c, now, &lane.idle_passes):
+                if lane.next >= self.n:
+                    lane.done = lane.stalled = True
+                    break
+                c.end_ms = self.arrival[self.order[lane.next]]
+            now = c.end_ms
+            if now > self.cap and not self.single:
+                self.uncount(c)
+                continue
+            lane.last = now
+            if c.steady and self.fast:
+                until = INFINITY
+                if c.n_waiting == 0 and lane.next < self.n:
+                    until = self.arrival[self.order[lane.next]]
+                now = core_forward(c, now, until, self.cap)
+                lane.last = now if now <= self.cap or self.single else c.last_start
+        lane.now = now
+
+    cdef bint deliver(self, int64_t worker, double at) noexcept nogil:
+        """Submit the worker's arrivals until `at`; false if memory is short."""
+        cdef Lane* lane = &self.lanes[worker]
+        cdef int64_t row
+        while lane.next < self.n:
+            row = self.order[lane.next]
+            if self.arrival[row] > at:
+                break
+            if not self.submit(row, worker, self.arrival[row]):
+                return False
+            if self.arrival[row] > lane.last:
+                lane.last = self.arrival[row]
+            lane.next += self.workers
+        return True
+
+    cdef inline bint stuck(self, Core* c, double start, int64_t* idle) noexcept nogil:
+        """Count passes that brought nothing; true when no other pass can: at once if time stands still too."""
+        idle[0] += 1
+        return (c.end_ms <= start and c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
+
+    # -- arrivals that depend on completions -------------------------------------------------------------------------
+
+    cdef bint activate(self, double now) noexcept nogil:
+        """Closed loop: start sessions in order while fewer than the limit are active."""
+        while self.active_sessions < self.limit_active and self.next_session < self.sessions:
+            if not heap_push(&self.ready, now, self.next_session, 0):
+                return False
+            self.next_session += 1
+            self.active_sessions += 1
+        return True
+
+    cdef bint turn_ended(self, int64_t row, double now) noexcept nogil:
+        """A turn ended (however): its session goes on after its think time, or gives up its place."""
+        cdef int64_t s = self.session_of[row], turn = self.next_turn[s]
+        self.in_flight -= 1
+        if self.turn_offsets[s] + turn < self.turn_offsets[s + 1]:
+            return heap_push(&self.ready, now + self.delay[self.turn_rows[self.turn_offsets[s] + turn]], s, turn)
+        self.sessions_left -= 1
+        if self.limit_active > 0:
+            self.active_sessions -= 1
+            return self.activate(now)
+        return True
+
+    cdef bint arrivals(self, double now) noexcept nogil:
+        """Dispatch every turn that is ready at `now`; false if memory is short."""
+        cdef Pending turn
+        cdef int64_t row
+        while self.ready.used > 0 and self.ready.items[0].at <= now:
+            if self.limit_active > 0 and self.in_flight >= self.limit_active:
+                break
+            turn = heap_pop(&self.ready)
+            row = self.turn_rows[self.turn_offsets[turn.first] + turn.second]
+            self.next_turn[turn.first] = turn.second + 1
+            self.in_flight += 1
+            if not self.submit(row, self.next_worker, now if self.limit_active > 0 else turn.at):
+                return False
+            self.next_worker = (self.next_worker + 1) % self.workers
+        return True
+
+    cdef double next_ready(self) noexcept nogil:
+        """When the next turn is ready; infinity if none is, or none may start."""
+        if self.ready.used == 0 or (self.limit_active > 0 and self.in_flight >= self.limit_active):
+            return INFINITY
+        return self.ready.items[0].at
+
+    cdef bint ended_rows(self, Core* c, double now) noexcept nogil:
+        cdef int64_t i
+        for i in range(c.ended_used):
+            if not self.turn_ended(c.ended[i], now):
+                return False
+        self.ended += c.ended_used
+        return True
+
+    def run_coupled(self, int64_t passes):
+        """Go on for about `passes` passes; True when the replay is done."""
+        cdef bint ok
+        with nogil:
+            ok = self.coupled(passes)
+        self.raise_errors()
+        if not ok:
+            raise MemoryError
+        return self.finished
+
+    cdef bint coupled(self, int64_t passes) noexcept nogil:
+        cdef double at, other
+        cdef int64_t done = 0
+        if not self.started:
+            self.started = True
+            if not self.settle(&done):
+                return False
+        while done < passes:
+            if self.sessions_left == 0 and self.events.used == 0:
+                self.finished = True
+                return True
+            at = self.next_ready()
+            other = self.events.items[0].at if self.events.used > 0 else INFINITY
+            if other < at:
+                at = other
+            if at == INFINITY:
+                self.finished = self.stalled = True
+                return True
+            if at > self.cap:
+                if self.single:
+                    self.now = other if other < INFINITY else at
+                    if not self.completions() or (self.limit_active == 0 and not self.arrivals(self.now)):
+                        return False
+                self.finished = True
+                return True
+            if at > self.now:
+                self.now = at
+            if not self.settle(&done):
+                return False
+        return True
+
+    cdef bint completions(self) noexcept nogil:
+        """Passes that end now, in the order they began."""
+        cdef int64_t worker
+        while self.events.used > 0 and self.events.items[0].at == self.now:
+            worker = heap_pop(&self.events).second
+            self.busy[worker] = 0
+            if not self.ended_rows(self.cores[worker], self.now):
+                return False
+        return True
+
+    cdef bint settle(self, int64_t* done) noexcept nogil:
+        """Everything that happens at `now`, until nothing does any more."""
+        cdef int64_t worker, dispatched
+        cdef Core* c
+        cdef bint changed = True
+        cdef double until
+        while changed:
+            changed = self.events.used > 0 and self.events.items[0].at == self.now
+            if not self.completions():
+                return False
+            dispatched = self.in_flight
+            if not self.arrivals(self.now):
+                return False
+            changed = changed or dispatched != self.in_flight
+            worker = 0
+            while worker < self.workers:
+                c = self.cores[worker]
+                if self.busy[worker] or c.count == 0:
+                    worker += 1
+                    continue
+                core_pass(c, self.now)
+                done[0] += 1
+                if c.error or c.pool.error:
+                    return True
+                if c.end_ms > self.cap and not self.single:
+                    self.uncount(c)
+                if self.brought(c, self.now):
+                    self.idle_passes = 0
+                elif self.stuck(c, self.now, &self.idle_passes):
+                    worker += 1
+                    continue
+                changed = True
+                if c.end_ms <= self.now:
+                    if not self.ended_rows(c, self.now):
+                        return False
+                    worker = 0                 # whoever is ready now, lowest number first
+                    continue
+                if self.workers == 1 and c.steady and self.fast and c.ended_used == 0:
+                    until = self.next_ready() if c.n_waiting == 0 else INFINITY
+                    c.end_ms = core_forward(c, c.end_ms, until, self.cap)
+                self.busy[worker] = 1
+                self.sequence += 1
+                if not heap_push(&self.events, c.end_ms, self.sequence, worker):
+                    return False
+                worker += 1
+        return True
+
+    # -- stuck requests ---------------------------------------------------------------------------------------------
+
+    def unfinished(self):
+        """Rows of the requests alive in the engines, with their worker and status.
+
+        Returns
+        -------
+        list of tuple
+            (row, worker, status code, tokens known, tokens computed, preemptions).
+        """
+        cdef int64_t w, i
+        cdef Request* r
+        out = []
+        for w in range(self.workers):
+            for i in range(self.cores[w].req_used):
+                r = &self.cores[w].req[i]
+                if r.status != 0:
+                    out.append((r.id, w, r.status, r.len, r.computed, r.preemptions))
+        return out

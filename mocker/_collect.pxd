@@ -1,0 +1,31 @@
+# Data dictionary of the collector: one row per request of the workload, and the inter-token gaps of all of them.
+from mocker._common cimport int8_t, int32_t, int64_t
+
+
+cdef struct Rows:                  # columns by request row; NaN / -1 until known
+    double* first_admit            # ms, start of the pass that first admitted it
+    double* first_token            # ms, end of the pass that made its first token
+    double* second_gap             # ms from the first to the second token
+    double* last_token             # ms
+    int64_t* tokens                # tokens really produced
+    int64_t* reused                # cached prompt tokens, maximum over its admissions
+    int64_t* first_reused          # cached prompt tokens at the first admission
+    int8_t* terminal               # Terminal
+
+
+cdef struct Gaps:                  # inter-token gaps as (value, weight), in the order they were made
+    double* values                 # ms
+    int64_t* weights               # requests with that gap
+    int64_t used
+    int64_t cap
+    int error                      # ErrorCode
+
+
+cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil
+
+
+cdef class Collector:
+    cdef Rows rows
+    cdef Gaps gaps
+    cdef readonly object columns   # dict of the NumPy arrays behind `rows`
+    cdef readonly int64_t n        # rows

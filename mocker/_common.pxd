@@ -1,0 +1,49 @@
+# Shared C vocabulary of the compiled modules: integer types, enums, error codes, one way to grow an array.
+# No state and no behaviour of the engine lives here.
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
+
+cdef enum:
+    NIL = -1                       # no slot, run or row
+
+cdef enum ErrorCode:
+    ERR_OK = 0
+    ERR_MEMORY = 1                 # an allocation failed
+    ERR_TIME = 2                   # a duration is not finite or exceeds the clock's range
+
+cdef enum RequestStatus:
+    ST_FREE = 0                    # slot not in use
+    ST_WAITING = 1                 # queued, never preempted since it arrived
+    ST_RUNNING = 2
+    ST_PREEMPTED = 3               # queued again, keeps its generated tokens
+
+cdef enum WorkerType:
+    WORKER_AGGREGATED = 0
+    WORKER_PREFILL = 1
+    WORKER_DECODE = 2
+
+cdef enum Policy:
+    POLICY_VLLM = 0
+    POLICY_TRTLLM = 1              # GUARANTEED_NO_EVICT
+
+cdef enum Terminal:                # how a request ended; the order is that of mocker.simulation's names
+    END_NONE = 0                   # not ended (yet)
+    END_COMPLETED = 1
+    END_REJECTED = 2               # its admission footprint exceeds the whole pool
+    END_CAPACITY = 3               # outgrew the pool while nothing else held a block
+    END_OVER_BUDGET = 4            # chunked prefill off and more prompt than a pass may hold
+
+
+cdef inline void* grown(void* array, int64_t* capacity, int64_t need, size_t item) noexcept nogil:
+    """`array` with room for `need` items (doubling), or NULL with `array` and `capacity` as they were."""
+    cdef int64_t target = capacity[0] * 2
+    if need <= capacity[0]:
+        return array
+    if target < need:
+        target = need
+    if target < 16:
+        target = 16
+    cdef void* moved = realloc(array, <size_t>target * item)
+    if moved != NULL:
+        capacity[0] = target
+    return moved

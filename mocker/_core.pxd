@@ -1,0 +1,155 @@
+# Data dictionary of one engine core: the requests it knows, its queues, the pass under way and what it says of it.
+from mocker._collect cimport Gaps, Rows
+from mocker._common cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._kv cimport Path, Pool
+from mocker._spec cimport StdRng
+from mocker._timing cimport Timing
+
+
+cdef struct Request:
+    int64_t len                    # known tokens: prompt + generated
+    int64_t computed               # tokens whose KV is computed (at schedule time)
+    int64_t alloc                  # tokens that its held blocks were taken for
+    int64_t gen                    # generated tokens
+    int64_t limit                  # generated tokens at which it ends
+    int64_t prompt                 # prompt tokens
+    double last_ms                 # when its newest token was made
+    int32_t full                   # full (registered) blocks in its block list
+    uint8_t partial                # 1: the list ends with an unregistered block
+    uint8_t status                 # RequestStatus
+    int64_t pass_no                # pass that scheduled it last; the next four describe that
+    int64_t used                   # tokens scheduled
+    int64_t used_prompt            # of them prompt tokens
+    int64_t used_prefix            # prompt tokens before them
+    int64_t work                   # its entry in `works`
+    int64_t id                     # caller's handle; row in the collector
+    int64_t preemptions
+    Path path                      # its full blocks; elements beyond the prompt are generated ones
+    uint64_t own_key               # segment of its generated blocks; 0: real tokens, an element a block
+    uint32_t* tail                 # [block_size] real tokens of the last, unregistered block
+    int32_t tail_used
+    uint32_t* plan                 # [plan_used] tokens it will generate
+    int64_t plan_used
+    int64_t plan_cap
+    int32_t next_free              # free slots: next one
+
+
+cdef struct Work:                  # one scheduled request, for the forward-pass metrics
+    int64_t total                  # tokens computed
+    int64_t prompt_tokens          # of them prompt tokens
+    int64_t prefix                 # prompt tokens before them
+    int64_t prompt                 # prompt length
+    int64_t length                 # known tokens when it was scheduled
+    bint undone                    # preempted later in the same pass, while scheduling
+
+
+cdef struct Admission:
+    int64_t id
+    int64_t reused                 # cached prompt tokens
+
+
+cdef struct Signal:
+    int64_t id
+    int64_t token                  # token id, NIL without one
+    uint8_t completed
+    uint8_t rejected
+    uint8_t terminal               # Terminal
+    double handoff_ms              # NaN = none
+
+
+cdef struct Spread:                # count, sum and population variance of one forward-pass metric
+    int64_t count
+    int64_t total
+    double variance
+
+
+cdef enum WaitReason:              # why the last pass admitted nobody else
+    STOP_EMPTY = 0                 # nobody waits
+    STOP_SEQS = 1                  # max_num_seqs reached
+    STOP_WAIT = 2                  # the head does not fit beside the running ones
+    STOP_OTHER = 3                 # budget or preemption: the next pass may differ
+
+
+cdef struct Core:
+    # configuration
+    int64_t block_size
+    int64_t mask                   # block_size - 1
+    int shift                      # log2(block_size)
+    int64_t max_seqs
+    int64_t max_tokens             # budget of a pass
+    bint caching
+    bint chunked
+    bint fifo                      # preempt the oldest running request, not the newest
+    int policy                     # Policy
+    int worker_type                # WorkerType
+    double kv_bytes                # bytes a token, NaN = unset
+    double kv_bandwidth            # GB/s, NaN = unset
+    int nextn                      # speculative tokens, 0 = off
+    double rates[5]                # their conditional acceptance
+    StdRng rng                     # draws for them
+    StdRng token_rng               # tokens that no plan gives (real tokens only)
+    bint real_tokens               # blocks are identified by token hashes, not by segments of a trace
+    int32_t tokens_per_block       # > 0: paths keep their tokens for the events
+    # parts
+    Pool pool
+    Timing timing
+    Rows* rows                     # NULL: nobody collects
+    Gaps* gaps
+    bint record                    # fill `admissions` and `signals`
+    bint metrics                   # fill `works`
+    # requests
+    Request* req
+    int64_t req_cap
+    int64_t req_used               # high-water mark of slots
+    int32_t free_slot
+    int64_t count                  # requests alive
+    int32_t* running               # [n_running] slots in admission order
+    int64_t running_cap
+    int64_t n_running
+    int32_t* waiting               # ring of slots; < NIL: place kept for a dropped request
+    int64_t waiting_cap            # power of two
+    int64_t waiting_head           # ring position of the first
+    int64_t waiting_places         # places in use, kept ones included
+    int64_t n_waiting              # requests among them
+    int32_t next_place             # newest mark of a kept place
+    int64_t preemptions
+    uint64_t next_own_key
+    # the pass under way
+    int64_t pass_no
+    int64_t budget
+    int64_t batch                  # prompts in the prefill batch
+    int64_t batch_isl              # sum of their context after the pass
+    int64_t batch_prefix           # sum of their context before it
+    bint preempted
+    int reason                     # WaitReason
+    int32_t* ready                 # scratch: slots that will make a token
+    int64_t ready_cap
+    double last_emit               # end of the last pass that made tokens
+    # what it produced
+    double end_ms
+    double last_start              # when the newest pass began, fast-forwarded ones included
+    int64_t completed              # requests gone since the pass began
+    int64_t admitted               # admissions
+    int64_t* ended                 # [ended_used] ids of the requests gone, in the order they went
+    int64_t ended_cap
+    int64_t ended_used
+    int64_t made                   # tokens made
+    int64_t made_by                # requests that made them
+    bint steady                    # every running request decodes and made its token
+    Work* works
+    int64_t works_cap
+    int64_t works_used
+    Admission* admissions
+    int64_t admissions_cap
+    int64_t admissions_used
+    Signal* signals
+    int64_t signals_cap
+    int64_t signals_used
+    Signal* late                   # signals that follow the tokens of the pass
+    int64_t late_cap
+    int64_t late_used
+    Spread fpm[4]                  # prefill lengths, decode lengths, queued prefill, queued decode
+    int64_t fpm_prefill_tokens
+    int64_t fpm_prefix_tokens
+    int64_t passes                 # passes since the start, fast-forwarded ones included
+    int error                      # ErrorCode

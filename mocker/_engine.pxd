@@ -1,0 +1,11 @@
+# One engine core as a Python object that owns the memory; the cluster works on its `c` directly.
+from mocker._common cimport int32_t, int64_t
+from mocker._core cimport Core
+
+
+cdef class EngineCore:
+    cdef Core c
+    cdef int64_t next_event        # id of the next KV event
+    cdef readonly int64_t worker_id
+
+    cdef int raise_error(self) except -1

@@ -1,0 +1,316 @@
+# cython: language_level=3
+"""One engine core behind a Python seam: scalars and lists in, tuples out; one call a pass.
+
+Everything that a pass does is in `_vllm`; here are construction, submission of real tokens, the conversion of what
+a pass produced, read-only views, and the checks that tests run after every pass.
+"""
+from libc.math cimport isnan
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+
+from mocker._common cimport (
+    ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t,
+    int64_t, uint32_t, uint64_t)
+from mocker._core cimport Core, Request
+from mocker._hash cimport hash_blocks
+from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
+from mocker._spec cimport rng_seed
+from mocker._timing cimport timing_init
+from mocker._vllm cimport core_drop, core_enqueue, core_free, core_init, core_metrics, core_new, core_pass
+
+STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted"}
+TERMINAL_NAMES = (None, "completed", "rejected", "capacity", "over_budget")
+
+
+cdef class EngineCore:
+    """A simulated vLLM or TRT-LLM engine rank.
+
+    Parameters
+    ----------
+    block_size, num_blocks : int
+        Tokens a block (a power of two), blocks in the pool.
+    max_seqs, max_tokens : int
+        Running requests, and tokens a pass; a very large number means no limit.
+    caching, chunked, fifo, trtllm : bool
+        Prefix caching, chunked prefill, preempt the oldest, GUARANTEED_NO_EVICT.
+    worker_type : int
+        0 aggregated, 1 prefill, 2 decode.
+    speedup, decode_speedup : float
+        Divide predicted times.
+    kv_bytes, kv_bandwidth : float
+        Bytes a token and GB/s of a prefill worker's hand-off; NaN for none.
+    rates : sequence of float
+        Conditional acceptance of each speculative token; empty: no speculation.
+    seed, token_seed : int
+        Seeds of the speculative draws and of generated tokens that no plan gives.
+    real_tokens : bool
+        Blocks are identified by the hashes of real tokens (`submit`), not by the segments of a trace.
+    record : bool
+        Keep admissions, signals and forward-pass metrics of each pass for `run_pass`.
+    capture, event_tokens : bool
+        Log KV events; with the tokens of stored blocks.
+    """
+
+    def __cinit__(self, *, int64_t block_size, int64_t num_blocks, int64_t max_seqs, int64_t max_tokens, bint caching,
+                  bint chunked, bint fifo, bint trtllm, int worker_type, double speedup, double decode_speedup,
+                  double kv_bytes, double kv_bandwidth, rates, uint64_t seed, uint64_t token_seed, bint real_tokens,
+                  bint record, bint capture, bint event_tokens, int64_t worker_id):
+        cdef Core* c = &self.c
+        cdef int i
+        c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
+        c.max_seqs, c.max_tokens, c.caching, c.chunked, c.fifo = max_seqs, max_tokens, caching, chunked, fifo
+        c.policy, c.worker_type = POLICY_TRTLLM if trtllm else 0, worker_type
+        c.kv_bytes, c.kv_bandwidth = kv_bytes, kv_bandwidth
+        c.nextn = len(rates)
+        for i in range(c.nextn):
+            c.rates[i] = rates[i]
+        rng_seed(&c.rng, seed)
+        rng_seed(&c.token_rng, token_seed)
+        c.real_tokens, c.record, c.metrics = real_tokens, record, record
+        c.tokens_per_block = <int32_t>block_size if event_tokens and caching else 0
+        if (core_init(c) != ERR_OK
+                or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
+                or timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup) != ERR_OK):
+            raise MemoryError
+        self.worker_id = worker_id
+
+    def __dealloc__(self):
+        core_free(&self.c)
+
+    cdef int raise_error(self) except -1:
+        cdef int error = self.c.error or self.c.pool.error
+        if error == ERR_MEMORY:
+            raise MemoryError("the engine ran out of memory")
+        if error == ERR_TIME:
+            raise OverflowError("a pass takes longer than the clock's range; speedup_ratio is too small")
+        return 0
+
+    def submit(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,
+               int64_t place):
+        """Queue a request of real tokens.
+
+        Parameters
+        ----------
+        handle : int
+            What the passes call it.
+        tokens : array of uint32, shape (prompt,)
+        limit : int
+            Tokens to generate.
+        plan : array of uint32 or None
+            The tokens it will generate; the engine draws those that are missing.
+        place : int
+            -1, or the place that `drop` returned for this id.
+
+        Returns
+        -------
+        int
+            Its slot, valid until it ends.
+        """
+        cdef Core* c = &self.c
+        cdef int64_t prompt = tokens.shape[0], i
+        cdef const uint32_t* data = &tokens[0] if prompt else NULL
+        cdef int32_t slot = core_new(c, handle, prompt, limit)
+        cdef Request* r
+        cdef void* moved
+        if slot < 0:
+            raise MemoryError
+        r = &c.req[slot]
+        if r.tail == NULL:
+            r.tail = <uint32_t*>malloc(c.block_size * sizeof(uint32_t))
+            if r.tail == NULL:
+                raise MemoryError
+        r.tail_used = <int32_t>(prompt & c.mask)
+        if r.tail_used:
+            memcpy(r.tail, data + (prompt - r.tail_used), r.tail_used * sizeof(uint32_t))
+        if c.caching and r.full:
+            if path_reserve(&r.path, r.full, True, c.tokens_per_block) != ERR_OK:
+                raise MemoryError
+            with nogil:
+                hash_blocks(data, r.full, <size_t>c.block_size, False, 0, r.path.local, r.path.keys)
+                for i in range(r.full):
+                    r.path.ends[i] = <int32_t>i + 1
+            r.path.n = r.full
+            if c.tokens_per_block:
+                memcpy(r.path.tokens, data, (prompt - r.tail_used) * sizeof(uint32_t))
+        if plan is not None and plan.shape[0]:
+            moved = grown(r.plan, &r.plan_cap, plan.shape[0], sizeof(uint32_t))
+            if moved == NULL:
+                raise MemoryError
+            r.plan = <uint32_t*>moved
+            r.plan_used = plan.shape[0]
+            memcpy(r.plan, &plan[0], r.plan_used * sizeof(uint32_t))
+        core_enqueue(c, slot, place)
+        self.raise_error()
+        return slot
+
+    def drop(self, int32_t slot):
+        """Cancel a request and free what it holds; returns the place to submit the same id to again, or -1."""
+        return core_drop(&self.c, slot)
+
+    def run_pass(self, double now):
+        """Run one pass at `now` (ms).
+
+        Returns
+        -------
+        tuple
+            end_ms; requests gone; admissions [(handle, cached prompt tokens)]; signals [(handle, token or -1,
+            terminal code, hand-off ms or None)]; tokens made; requests that made them.
+        """
+        cdef Core* c = &self.c
+        cdef int64_t i
+        with nogil:
+            core_pass(c, now)
+        if c.error or c.pool.error:
+            self.raise_error()
+        cdef list admissions = [(c.admissions[i].id, c.admissions[i].reused) for i in range(c.admissions_used)]
+        cdef list signals = []
+        for i in range(c.signals_used):
+            signals.append((c.signals[i].id, c.signals[i].token, c.signals[i].terminal,
+                            None if isnan(c.signals[i].handoff_ms) else c.signals[i].handoff_ms))
+        return c.end_ms, c.completed, admissions, signals, c.made, c.made_by
+
+    def forward_pass_metrics(self):
+        """Metrics of the pass just run: ((count, sum, variance) of prefill prompts, decode lengths, queued prefill,
+        queued decode), prefill tokens computed, their prefix tokens."""
+        cdef Core* c = &self.c
+        core_metrics(c)
+        return (tuple([(c.fpm[i].count, c.fpm[i].total, c.fpm[i].variance) for i in range(4)]),
+                c.fpm_prefill_tokens, c.fpm_prefix_tokens)
+
+    def take_events(self):
+        """Take the logged KV events of real-token blocks, in the reference's JSON form."""
+        cdef Core* c = &self.c
+        cdef int64_t i, k, j
+        cdef Event* e
+        cdef Piece* piece
+        cdef list out = [], blocks
+        for i in range(c.pool.events_used):
+            e = &c.pool.events[i]
+            blocks = []
+            for k in range(e.first, e.first + e.pieces):
+                piece = &c.pool.pieces[k]
+                if not e.stored:
+                    blocks.append(piece.key)
+                    continue
+                block = {"block_hash": piece.key, "tokens_hash": piece.local, "mm_extra_info": None}
+                if piece.tokens >= 0:
+                    block["token_ids"] = [c.pool.event_tokens[piece.tokens + j] for j in range(c.block_size)]
+                blocks.append(block)
+            if e.stored:
+                data = {"stored": {"parent_hash": e.parent_key if e.has_parent else None, "start_position": None,
+                                   "blocks": blocks}}
+            else:
+                data = {"removed": {"block_hashes": blocks}}
+            out.append({"worker_id": self.worker_id, "storage_tier": "device",
+                        "event": {"event_id": self.next_event, "data": data, "dp_rank": 0}})
+            self.next_event += 1
+        c.pool.events_used = c.pool.pieces_used = c.pool.event_tokens_used = 0
+        return out
+
+    # -- read-only state --------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self):
+        """(active blocks, inactive blocks, capacity, running, waiting, preemptions, requests alive, passes, evictions)"""
+        cdef Core* c = &self.c
+        return (c.pool.active, c.pool.inactive, c.pool.capacity, c.n_running, c.n_waiting, c.preemptions, c.count,
+                c.passes, c.pool.evictions)
+
+    def request(self, int32_t slot):
+        """One request as a dict: handle, status, len, prompt, generated, limit, computed, allocated, preemptions."""
+        cdef Request* r = &self.c.req[slot]
+        return {"handle": r.id, "status": STATUS_NAMES[r.status], "len": r.len, "prompt": r.prompt, "generated": r.gen,
+                "limit": r.limit, "computed": r.computed, "allocated": r.alloc, "preemptions": r.preemptions,
+                "full_blocks": r.full, "partial": bool(r.partial)}
+
+    def queue(self, bint running):
+        """Handles of the running requests in admission order, or of the waiting ones in queue order."""
+        cdef Core* c = &self.c
+        cdef int64_t i
+        cdef int32_t slot
+        if running:
+            return [c.req[c.running[i]].id for i in range(c.n_running)]
+        out = []
+        for i in range(c.waiting_places):
+            slot = c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)]
+            if slot >= 0:
+                out.append(c.req[slot].id)
+        return out
+
+    def check(self):
+        """Verify the pool's books against the requests; raises AssertionError naming what is wrong. O(everything)."""
+        cdef Core* c = &self.c
+        cdef Request* r
+        cdef Run* run
+        cdef int64_t slot, blocks, active = 0, inactive = 0, partial = 0, held = 0
+        cdef int32_t i, at, cover, low, prev
+        holders = {}
+        alive = 0
+        for slot in range(c.req_used):
+            r = &c.req[slot]
+            if r.status == ST_FREE:
+                continue
+            alive += 1
+            if not 0 <= r.computed <= r.len or not 0 <= r.alloc <= r.len or r.gen > r.limit:
+                raise AssertionError(f"request {r.id}: computed {r.computed}, allocated {r.alloc}, known {r.len}, "
+                                     f"generated {r.gen} of {r.limit}")
+            if r.status != ST_RUNNING and r.alloc:
+                raise AssertionError(f"request {r.id} waits and holds {r.alloc} tokens")
+            blocks = (r.alloc + c.mask) >> c.shift
+            if blocks > r.full:
+                partial += 1
+                blocks = r.full
+            held += blocks
+            if not c.caching or blocks == 0:
+                continue
+            low = 0
+            for i in range(r.path.n):
+                cover = (r.path.ends[i] if r.path.ends[i] < blocks else <int32_t>blocks) - low
+                if cover <= 0:
+                    break
+                if pool_find(&c.pool, r.path.keys[i]) != r.path.first[i]:
+                    raise AssertionError(f"request {r.id}: element {i} does not begin where its segment does")
+                at = r.path.first[i]
+                while at != NIL and c.pool.runs[at].start < cover:
+                    holders[at] = holders.get(at, 0) + 1
+                    if c.pool.runs[at].end > cover:
+                        raise AssertionError(f"request {r.id}: its hold ends inside a run of segment {r.path.keys[i]}")
+                    at = c.pool.runs[at].down
+                low = r.path.ends[i]
+        if alive != c.count:
+            raise AssertionError(f"{alive} requests in slots, {c.count} counted")
+        if not c.caching:
+            if c.pool.active != held + partial or c.pool.active > c.pool.capacity:
+                raise AssertionError(f"{c.pool.active} blocks active, requests hold {held} + {partial}")
+            return
+        for slot in range(<int64_t>(c.pool.table_mask + 1)):
+            at = c.pool.table_runs[slot]
+            low = 0
+            prev = NIL
+            while at != NIL:
+                run = &c.pool.runs[at]
+                if run.start != low or run.end <= run.start or run.up != prev:
+                    raise AssertionError(f"segment {run.key}: runs are not one stretch")
+                if run.ref != holders.get(at, 0):
+                    raise AssertionError(f"segment {run.key}: {run.ref} references, {holders.get(at, 0)} holders")
+                if run.ref > 0:
+                    active += run.end - run.start
+                else:
+                    inactive += run.end - run.start
+                low, prev, at = run.end, at, run.down
+        if active + partial != c.pool.active or inactive != c.pool.inactive:
+            raise AssertionError(f"pool counts {c.pool.active} active, {c.pool.inactive} inactive; found "
+                                 f"{active} + {partial} and {inactive}")
+        if not 0 <= c.pool.active + c.pool.inactive <= c.pool.capacity:
+            raise AssertionError(f"{c.pool.active} active and {c.pool.inactive} inactive of {c.pool.capacity} blocks")
+        at, prev = c.pool.oldest, NIL
+        while at != NIL:
+            run = &c.pool.runs[at]
+            if run.ref != 0 or run.prev != prev:
+                raise AssertionError(f"segment {run.key}: held or misplaced in the eviction queue")
+            inactive -= run.end - run.start
+            prev, at = at, run.next
+        if inactive != 0 or c.pool.newest != prev:
+            raise AssertionError(f"the eviction queue misses {inactive} blocks")

@@ -1,0 +1,609 @@
+# cython: language_level=3
+"""The engine's paged, prefix-cached KV memory: which blocks are resident, who holds them, what is evicted next.
+
+Answers to the reference's `kv_manager/kvbm_backend.rs` and its inactive pool (lineage order). Physical slots are
+never visible there, so only counts are kept for them: free = capacity - active - inactive.
+
+What makes it small: blocks move in runs. Requests hold prefix-closed sets of blocks and release them from the last
+to the first, so the resident blocks of a segment are always one stretch from its start, its holders get fewer
+towards the end, and an inactive block never has an inactive child that was released after it. Eviction order
+(smallest release tick among blocks without inactive child) is therefore the order of one queue of runs, each
+eaten from its deepest block. A failed allocation re-ticks the cached blocks that it had picked up, parents before
+children; under the leaf rule that is the same as releasing them again, so they are queued like a release.
+
+Costs: find O(1); use, release, cost O(runs of the path touched); evict O(runs evicted); memory O(resident).
+"""
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+# ---- segment table ----------------------------------------------------------------------------------------------
+
+cdef inline uint64_t home(Pool* p, uint64_t key) noexcept nogil:
+    return ((key * <uint64_t>0x9E3779B97F4A7C15) >> 24) & p.table_mask
+
+
+cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil:
+    """First run of a segment, NIL if none of its blocks is resident."""
+    cdef uint64_t at = home(p, key)
+    while p.table_runs[at] != NIL:
+        if p.table_keys[at] == key:
+            return p.table_runs[at]
+        at = (at + 1) & p.table_mask
+    return NIL
+
+
+cdef int table_resize(Pool* p, int64_t places) noexcept nogil:
+    cdef uint64_t* keys = <uint64_t*>malloc(places * sizeof(uint64_t))
+    cdef int32_t* runs = <int32_t*>malloc(places * sizeof(int32_t))
+    cdef uint64_t* old_keys = p.table_keys
+    cdef int32_t* old_runs = p.table_runs
+    cdef uint64_t old_places = p.table_mask + 1 if old_runs != NULL else 0
+    cdef uint64_t i, at
+    if keys == NULL or runs == NULL:
+        free(keys)
+        free(runs)
+        return ERR_MEMORY
+    for i in range(<uint64_t>places):
+        runs[i] = NIL
+    p.table_keys, p.table_runs, p.table_mask = keys, runs, <uint64_t>places - 1
+    for i in range(old_places):
+        if old_runs[i] != NIL:
+            at = home(p, old_keys[i])
+            while runs[at] != NIL:
+                at = (at + 1) & p.table_mask
+            keys[at], runs[at] = old_keys[i], old_runs[i]
+    free(old_keys)
+    free(old_runs)
+    return ERR_OK
+
+
+cdef void table_insert(Pool* p, uint64_t key, int32_t run) noexcept nogil:
+    cdef uint64_t at
+    if 2 * p.table_used > <int64_t>p.table_mask and table_resize(p, 2 * (<int64_t>p.table_mask + 1)) != ERR_OK:
+        p.error = ERR_MEMORY
+        return
+    at = home(p, key)
+    while p.table_runs[at] != NIL:
+        at = (at + 1) & p.table_mask
+    p.table_keys[at], p.table_runs[at] = key, run
+    p.table_used += 1
+
+
+cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
+    """Remove a segment; later entries of its cluster move up so that no tombstones are needed."""
+    cdef uint64_t at = home(p, key), hole, wants
+    while p.table_keys[at] != key or p.table_runs[at] == NIL:
+        at = (at + 1) & p.table_mask
+    hole = at
+    while True:
+        at = (at + 1) & p.table_mask
+        if p.table_runs[at] == NIL:
+            break
+        wants = home(p, p.table_keys[at])
+        if ((at - wants) & p.table_mask) >= ((at - hole) & p.table_mask):
+            p.table_keys[hole], p.table_runs[hole] = p.table_keys[at], p.table_runs[at]
+            hole = at
+    p.table_runs[hole] = NIL
+    p.table_used -= 1
+
+
+# ---- runs and the eviction queue --------------------------------------------------------------------------------
+
+cdef int32_t run_new(Pool* p, uint64_t key, int32_t start, int32_t end, int32_t ref) noexcept nogil:
+    cdef int32_t run = p.free_run
+    cdef Run* r
+    cdef void* moved
+    if run != NIL:
+        p.free_run = p.runs[run].next
+    else:
+        moved = grown(p.runs, &p.runs_cap, p.runs_used + 1, sizeof(Run))
+        if moved == NULL:
+            p.error = ERR_MEMORY
+            return 0               # the caller writes into a run that exists; the error ends the run of the engine
+        p.runs = <Run*>moved
+        run = <int32_t>p.runs_used
+        p.runs_used += 1
+    r = &p.runs[run]
+    r.key, r.start, r.end, r.ref = key, start, end, ref
+    r.up = r.down = r.prev = r.next = NIL
+    return run
+
+
+cdef inline void run_drop(Pool* p, int32_t run) noexcept nogil:
+    p.runs[run].next = p.free_run
+    p.free_run = run
+
+
+cdef inline void queue_remove(Pool* p, int32_t run) noexcept nogil:
+    cdef Run* r = &p.runs[run]
+    if r.prev != NIL:
+        p.runs[r.prev].next = r.next
+    else:
+        p.oldest = r.next
+    if r.next != NIL:
+        p.runs[r.next].prev = r.prev
+    else:
+        p.newest = r.prev
+
+
+cdef inline void queue_append(Pool* p, int32_t run) noexcept nogil:
+    """Newest in the eviction queue; joined with the run below it if that one was released just before."""
+    cdef Run* r = &p.runs[run]
+    cdef int32_t below = r.down
+    if below != NIL and below == p.newest and p.runs[below].ref == 0:
+        queue_remove(p, below)
+        r.end = p.runs[below].end
+        r.down = p.runs[below].down
+        if r.down != NIL:
+            p.runs[r.down].up = run
+        run_drop(p, below)
+    r.prev = p.newest
+    r.next = NIL
+    if p.newest != NIL:
+        p.runs[p.newest].next = run
+    else:
+        p.oldest = run
+    p.newest = run
+
+
+cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
+    """Cut a run in two; the upper part keeps its number, the deeper part comes just before it in the queue."""
+    cdef int32_t low = run_new(p, p.runs[run].key, at, p.runs[run].end, p.runs[run].ref)
+    cdef Run* r = &p.runs[run]
+    cdef Run* d = &p.runs[low]
+    r.end = at
+    d.up = run
+    d.down = r.down
+    if d.down != NIL:
+        p.runs[d.down].up = low
+    r.down = low
+    if r.ref == 0:
+        d.prev, d.next = r.prev, run
+        if r.prev != NIL:
+            p.runs[r.prev].next = low
+        else:
+            p.oldest = low
+        r.prev = low
+
+
+cdef void evict(Pool* p, int64_t count) noexcept nogil:
+    """Evict `count` inactive blocks (there are as many); the pieces are left in `evicted`."""
+    cdef int32_t run
+    cdef int64_t n
+    cdef Run* r
+    cdef Piece* e
+    cdef void* moved
+    p.evictions += count
+    p.inactive -= count
+    while count > 0:
+        run = p.oldest
+        r = &p.runs[run]
+        n = r.end - r.start
+        if n > count:
+            n = count
+        r.end -= <int32_t>n
+        count -= n
+        if p.capture:
+            moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
+            if moved == NULL:
+                p.error = ERR_MEMORY
+                return
+            p.evicted = <Piece*>moved
+            e = &p.evicted[p.evicted_used]
+            p.evicted_used += 1
+            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, NIL
+        if r.end == r.start:
+            queue_remove(p, run)
+            if r.up != NIL:
+                p.runs[r.up].down = NIL
+            else:
+                table_delete(p, r.key)
+            run_drop(p, run)
+
+
+# ---- paths ------------------------------------------------------------------------------------------------------
+
+cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:
+    """Element that holds a request block."""
+    cdef int32_t low = 0, high = path.n - 1, mid
+    while low < high:
+        mid = (low + high) >> 1
+        if path.ends[mid] > block:
+            high = mid
+        else:
+            low = mid + 1
+    return low
+
+
+cdef inline int32_t element_begin(Path* path, int32_t i) noexcept nogil:
+    return path.ends[i - 1] if i > 0 else 0
+
+
+cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_block) noexcept nogil:
+    """Room for `need` elements; with their hashes and tokens if wanted."""
+    cdef int64_t cap
+    cdef void* moved
+    if need <= path.cap:
+        return ERR_OK
+    cap = path.cap
+    moved = grown(path.keys, &cap, need, sizeof(uint64_t))
+    if moved == NULL:
+        return ERR_MEMORY
+    path.keys = <uint64_t*>moved
+    cap = path.cap
+    moved = grown(path.ends, &cap, need, sizeof(int32_t))
+    if moved == NULL:
+        return ERR_MEMORY
+    path.ends = <int32_t*>moved
+    if local:
+        cap = path.cap
+        moved = grown(path.local, &cap, need, sizeof(uint64_t))
+        if moved == NULL:
+            return ERR_MEMORY
+        path.local = <uint64_t*>moved
+    if tokens_per_block > 0:
+        cap = path.cap
+        moved = grown(path.tokens, &cap, need, sizeof(uint32_t) * tokens_per_block)
+        if moved == NULL:
+            return ERR_MEMORY
+        path.tokens = <uint32_t*>moved
+    cap = path.cap
+    moved = grown(path.first, &cap, need, sizeof(int32_t))
+    if moved == NULL:
+        return ERR_MEMORY
+    path.first = <int32_t*>moved
+    path.cap = cap
+    return ERR_OK
+
+
+cdef void path_free(Path* path) noexcept nogil:
+    free(path.keys)
+    free(path.ends)
+    free(path.first)
+    free(path.local)
+    free(path.tokens)
+    path.keys = path.local = NULL
+    path.ends = path.first = NULL
+    path.tokens = NULL
+    path.n = 0
+    path.cap = 0
+
+
+# ---- event log --------------------------------------------------------------------------------------------------
+
+cdef Event* event_new(Pool* p, bint stored) noexcept nogil:
+    cdef void* moved = grown(p.events, &p.events_cap, p.events_used + 1, sizeof(Event))
+    cdef Event* e
+    if moved == NULL:
+        p.error = ERR_MEMORY
+        return NULL
+    p.events = <Event*>moved
+    e = &p.events[p.events_used]
+    p.events_used += 1
+    e.stored, e.has_parent, e.parent_offset, e.parent_key = stored, 0, 0, 0
+    e.first, e.pieces = p.pieces_used, 0
+    return e
+
+
+cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count, uint32_t* tokens) noexcept nogil:
+    """Append a piece to the newest event."""
+    cdef void* moved = grown(p.pieces, &p.pieces_cap, p.pieces_used + 1, sizeof(Piece))
+    cdef Piece* e
+    if moved == NULL:
+        p.error = ERR_MEMORY
+        return
+    p.pieces = <Piece*>moved
+    e = &p.pieces[p.pieces_used]
+    e.key, e.local, e.start, e.count, e.tokens = key, local, start, count, NIL
+    if tokens != NULL:
+        moved = grown(p.event_tokens, &p.event_tokens_cap, p.event_tokens_used + p.block_size, sizeof(uint32_t))
+        if moved == NULL:
+            p.error = ERR_MEMORY
+            return
+        p.event_tokens = <uint32_t*>moved
+        memcpy(p.event_tokens + p.event_tokens_used, tokens, p.block_size * sizeof(uint32_t))
+        e.tokens = p.event_tokens_used
+        p.event_tokens_used += p.block_size
+    p.pieces_used += 1
+    p.events[p.events_used - 1].pieces += 1
+
+
+cdef void log_stored(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
+    """One stored event for the request blocks [begin, end); its parent is the block before them."""
+    cdef Event* e = event_new(p, 1)
+    cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, parent
+    if e == NULL:
+        return
+    if begin > 0:
+        parent = element_at(path, begin - 1)
+        e.has_parent = 1
+        e.parent_key = path.keys[parent]
+        e.parent_offset = begin - 1 - element_begin(path, parent)
+    while begin < end:
+        high = path.ends[i]
+        if high > end:
+            high = end
+        event_piece(p, path.keys[i], path.local[i] if path.local != NULL else 0, begin - low, high - begin,
+                    path.tokens + <int64_t>i * p.block_size if path.tokens != NULL else NULL)
+        begin = high
+        low = path.ends[i]
+        i += 1
+
+
+cdef void log_removed(Pool* p) noexcept nogil:
+    """One removed event for what the operation evicted."""
+    cdef int64_t i
+    if p.evicted_used == 0:
+        return
+    if event_new(p, 0) != NULL:
+        for i in range(p.evicted_used):
+            event_piece(p, p.evicted[i].key, 0, p.evicted[i].start, p.evicted[i].count, NULL)
+    p.evicted_used = 0
+
+
+# ---- operations -------------------------------------------------------------------------------------------------
+
+cdef int pool_init(Pool* p, int64_t capacity, bint caching, bint capture, int32_t block_size) noexcept nogil:
+    """An empty pool in zeroed memory."""
+    p.capacity, p.caching, p.capture, p.block_size = capacity, caching, capture and caching, block_size
+    p.free_run = p.oldest = p.newest = NIL
+    return table_resize(p, 64)
+
+
+cdef void pool_free(Pool* p) noexcept nogil:
+    free(p.runs)
+    free(p.table_keys)
+    free(p.table_runs)
+    free(p.scratch)
+    free(p.events)
+    free(p.pieces)
+    free(p.event_tokens)
+    free(p.evicted)
+
+
+cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t* active) noexcept nogil:
+    """Longest resident prefix of the first `full` blocks, and the part of it that somebody holds.
+
+    Rule: `get_prefill_cost`; no side effect, no recency update.
+    """
+    cdef int32_t i, run, length, n, begin = 0
+    cdef Run* r
+    cached[0] = active[0] = 0
+    if not p.caching:
+        return
+    for i in range(path.n):
+        length = (path.ends[i] if path.ends[i] < full else full) - begin
+        if length <= 0:
+            return
+        run = pool_find(p, path.keys[i])
+        while True:
+            if run == NIL:
+                return
+            r = &p.runs[run]
+            n = (r.end if r.end < length else length) - r.start
+            cached[0] += n
+            if r.ref > 0:
+                active[0] += n
+            if r.end >= length:
+                break
+            run = r.down
+        begin = path.ends[i]
+
+
+cdef void retick(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_t hits) noexcept nogil:
+    """Give back the inactive blocks among `hits` picked up by a failed allocation: they become the newest."""
+    cdef int64_t n = 0
+    cdef int32_t limit
+    cdef void* moved
+    while hits > 0:
+        limit = path.ends[i] - element_begin(path, i)
+        if limit > at + hits:
+            limit = at + hits
+        while at < limit:
+            if p.runs[run].ref == 0:
+                if p.runs[run].end > limit:
+                    run_split(p, run, limit)
+                moved = grown(p.scratch, &p.scratch_cap, n + 1, sizeof(int32_t))
+                if moved == NULL:
+                    p.error = ERR_MEMORY
+                    return
+                p.scratch = <int32_t*>moved
+                p.scratch[n] = run
+                n += 1
+            hits -= (p.runs[run].end if p.runs[run].end < limit else limit) - at
+            at = p.runs[run].end
+            run = p.runs[run].down
+        i += 1
+        at = 0
+        if hits > 0:
+            run = pool_find(p, path.keys[i])
+    while n > 0:
+        n -= 1
+        queue_remove(p, p.scratch[n])
+        queue_append(p, p.scratch[n])
+
+
+cdef void hold(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_t hits) noexcept nogil:
+    """Add a holder to `hits` resident blocks, from offset `at` of element `i` on."""
+    cdef int32_t limit
+    while hits > 0:
+        limit = path.ends[i] - element_begin(path, i)
+        if limit > at + hits:
+            limit = at + hits
+        hits -= limit - at
+        if at == 0:
+            path.first[i] = run
+        while at < limit:
+            if p.runs[run].end > limit:
+                run_split(p, run, limit)
+            if p.runs[run].ref == 0:
+                queue_remove(p, run)
+            p.runs[run].ref += 1
+            at = p.runs[run].end
+            run = p.runs[run].down
+        i += 1
+        at = 0
+        if hits > 0:
+            run = pool_find(p, path.keys[i])
+
+
+cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
+    """Give fresh slots to the request blocks [begin, end); the slots are already counted."""
+    cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, run, tail
+    while begin < end:
+        high = path.ends[i]
+        if high > end:
+            high = end
+        if begin == low:
+            run = run_new(p, path.keys[i], 0, high - low, 1)
+            table_insert(p, path.keys[i], run)
+            path.first[i] = run
+        else:
+            tail = path.first[i]
+            while p.runs[tail].down != NIL:
+                tail = p.runs[tail].down
+            if p.runs[tail].ref == 1:          # its only holder is this request
+                p.runs[tail].end = high - low
+            else:
+                run = run_new(p, path.keys[i], begin - low, high - low, 1)
+                p.runs[run].up = tail
+                p.runs[tail].down = run
+        begin = high
+        low = path.ends[i]
+        i += 1
+
+
+cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t partial) noexcept nogil:
+    """Take the request's full blocks [begin, full_end) and `partial` unregistered ones, all or nothing.
+
+    Rule: `Use` as a transaction. Resident blocks are picked up first, then room is made for the rest by eviction;
+    false if free and inactive blocks do not suffice, and then picked-up inactive blocks count as just released.
+    """
+    cdef int32_t i = 0, low, limit, at = 0, run = NIL, pos = begin, from_i, from_run, from_at, hits = 0
+    cdef int64_t fresh, idle = 0, room
+    if not p.caching:
+        fresh = full_end - begin + partial
+        if fresh > p.capacity - p.active:
+            return False
+        p.active += fresh
+        return True
+    if begin < full_end:
+        i = element_at(path, begin)
+        low = element_begin(path, i)
+        at = begin - low
+        if at == 0:
+            run = pool_find(p, path.keys[i])
+        else:
+            run = path.first[i]
+            while run != NIL and p.runs[run].end <= at:
+                run = p.runs[run].down
+    from_i, from_run, from_at = i, run, at
+    while pos < full_end and run != NIL:
+        limit = (path.ends[i] if path.ends[i] < full_end else full_end) - low
+        if limit > p.runs[run].end:
+            limit = p.runs[run].end
+        hits += limit - at
+        if p.runs[run].ref == 0:
+            idle += limit - at
+        pos += limit - at
+        at = limit
+        if low + at < path.ends[i]:
+            run = p.runs[run].down
+        else:
+            low = path.ends[i]
+            i += 1
+            at = 0
+            run = pool_find(p, path.keys[i]) if pos < full_end else NIL
+    fresh = full_end - begin - hits + partial
+    if fresh > p.capacity - p.active - idle:
+        if idle > 0:
+            retick(p, path, from_i, from_run, from_at, hits)
+        return False
+    if hits > 0:
+        hold(p, path, from_i, from_run, from_at, hits)
+        p.active += idle
+        p.inactive -= idle
+    room = p.capacity - p.active - p.inactive
+    if fresh > room:
+        evict(p, fresh - room)
+    p.active += fresh
+    if begin + hits < full_end:
+        make_resident(p, path, begin + hits, full_end)
+        if p.capture:
+            log_stored(p, path, begin + hits, full_end)
+    if p.capture:
+        log_removed(p)
+    return True
+
+
+cdef bint pool_reserve(Pool* p, int64_t count) noexcept nogil:
+    """Take `count` unregistered blocks (partial blocks, a speculative burst's), all or nothing."""
+    cdef int64_t room = p.capacity - p.active - p.inactive
+    if count > room + p.inactive:
+        return False
+    if count > room:
+        evict(p, count - room)
+        if p.capture:
+            log_removed(p)
+    p.active += count
+    return True
+
+
+cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil:
+    """Drop the request's hold on `partial` unregistered blocks and its first `full` blocks, last to first."""
+    cdef int32_t i, run, up, cover
+    cdef Run* r
+    p.active -= partial
+    if not p.caching:
+        p.active -= full
+        return
+    if full == 0:
+        return
+    i = element_at(path, full - 1)
+    while i >= 0:
+        cover = (path.ends[i] if path.ends[i] < full else full) - element_begin(path, i)
+        run = path.first[i]
+        while p.runs[run].end < cover:
+            run = p.runs[run].down
+        while run != NIL:
+            r = &p.runs[run]
+            up = r.up
+            r.ref -= 1
+            if r.ref == 0:
+                p.active -= r.end - r.start
+                p.inactive += r.end - r.start
+                queue_append(p, run)
+            run = up
+        i -= 1
+
+
+cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil:
+    """The partial block became the path's last full block, whose content nobody else can have."""
+    cdef int32_t last
+    if not p.caching:
+        return
+    last = path.ends[path.n - 1]
+    make_resident(p, path, last - 1, last)
+    if p.capture:
+        log_stored(p, path, last - 1, last)
+
+
+cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil:
+    """The partial block became the path's last full block (one element of real tokens).
+
+    If its content is resident already, that block is held instead and the partial one is freed, without an event.
+    """
+    cdef int32_t i = path.n - 1, run = pool_find(p, path.keys[i])
+    if run == NIL:
+        pool_promote_own(p, path)
+        return
+    path.first[i] = run
+    if p.runs[run].ref == 0:
+        queue_remove(p, run)
+        p.inactive -= 1
+    else:
+        p.active -= 1
+    p.runs[run].ref += 1

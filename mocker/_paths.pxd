@@ -1,0 +1,12 @@
+# Requests of a trace as paths through a tree of block contents, cut into segments that nothing branches off.
+from mocker._common cimport int32_t, int64_t
+from mocker._kv cimport Path
+
+
+cdef class PathTable:
+    cdef int32_t[::1] segment      # [n] deepest segment of each request, NIL if it has no full block
+    cdef int32_t[::1] parent       # [segments] segment before, NIL at the root
+    cdef int32_t[::1] blocks       # [segments] blocks in it
+    cdef readonly object arrays    # dict of the NumPy arrays behind these
+
+    cdef int fill(self, Path* path, int64_t row, int32_t full) noexcept nogil

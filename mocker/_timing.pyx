@@ -1,0 +1,133 @@
+# cython: language_level=3
+"""How long a pass takes: the polynomial model, its scaling, and the rounding of the reference's clock.
+
+Answers to `common/perf_model.rs` and to the scaling functions of the vLLM core. A predicted time becomes a whole
+number of nanoseconds, exactly rounded (half to even) from the product of its seconds and 1e9; scaling divides the
+seconds of that and rounds again. Milliseconds handed out are nanoseconds / 1e9 * 1000 in this order.
+"""
+from libc.math cimport INFINITY, fma, isfinite, rint
+from libc.stdlib cimport free, malloc
+
+from mocker._common cimport ERR_MEMORY, ERR_OK, int64_t
+
+cdef enum:
+    MEMO_LIMIT = 1 << 20           # pools larger than this get no memo of decode times
+
+cdef double LONGEST = 9.0e9        # seconds (285 years): the nanoseconds of a duration fit 63 bits
+
+
+cdef double rounded_seconds(double seconds) noexcept nogil:
+    """Seconds after a trip through whole nanoseconds; infinity if out of range."""
+    cdef double product, error, part
+    cdef int64_t nanos
+    if not (seconds <= LONGEST):
+        return INFINITY
+    product = seconds * 1e9
+    error = fma(seconds, 1e9, -product)        # the exact product is product + error
+    nanos = <int64_t>product
+    part = product - <double>nanos
+    if part == 0.0:                            # also every product beyond 2**52
+        part = rint(error)
+        nanos += <int64_t>part
+        if (error - part == 0.5 or error - part == -0.5) and nanos & 1:
+            nanos += 1 if error > part else -1     # rint made its own result even, not the sum
+    elif part > 0.5 or (part == 0.5 and (error > 0.0 or (error == 0.0 and nanos & 1))):
+        nanos += 1
+    return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
+
+
+cdef double scaled_ms(double ms, double ratio) noexcept nogil:
+    cdef double seconds = rounded_seconds(ms / 1000.0)
+    if ratio > 0.0 and seconds > 0.0:
+        seconds = rounded_seconds(seconds / ratio)
+    return seconds * 1000.0
+
+
+cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup, double decode_speedup) noexcept nogil:
+    cdef int64_t i
+    t.speedup, t.decode_speedup = speedup, decode_speedup
+    t.total_tokens = <double>(blocks * block_size)
+    t.block_size, t.blocks = block_size, blocks
+    t.decode_by_active = NULL
+    if blocks <= MEMO_LIMIT:
+        t.decode_by_active = <double*>malloc((blocks + 1) * sizeof(double))
+        if t.decode_by_active == NULL:
+            return ERR_MEMORY
+        for i in range(blocks + 1):
+            t.decode_by_active[i] = -1.0
+    return ERR_OK
+
+
+cdef void timing_free(Timing* t) noexcept nogil:
+    free(t.decode_by_active)
+
+
+cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil:
+    """Duration of the prefill part, ms; `batch` prompts with the given truncated means of context and prefix."""
+    cdef double tokens, ms
+    if batch == 0 or mean_isl <= mean_prefix:
+        return 0.0
+    tokens = <double>(batch * (mean_isl - mean_prefix))
+    ms = 4.209989e-07 * (tokens * tokens) + 1.518344e-02 * tokens + 1.650142e+01
+    return scaled_ms(ms, t.speedup)
+
+
+cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil:
+    """Duration of the decode part, ms; `batch` > 0 ready requests with `active_blocks` blocks held."""
+    cdef double share, ms, result
+    if t.decode_by_active != NULL and t.decode_by_active[active_blocks] >= 0.0:
+        return t.decode_by_active[active_blocks]
+    share = <double>(active_blocks * t.block_size) / t.total_tokens
+    ms = -25.74 * (share * share) + 54.01 * share + 5.74
+    if not (ms >= 1.0):
+        ms = 1.0
+    result = scaled_ms(ms, t.speedup * t.decode_speedup)
+    if t.decode_by_active != NULL:
+        t.decode_by_active[active_blocks] = result
+    return result
+
+
+def duration_ms(double ms, double ratio=0.0) -> float:
+    """Milliseconds as the clock sees them.
+
+    Parameters
+    ----------
+    ms : float
+        Predicted time, milliseconds, not negative.
+    ratio : float
+        Speed-up; 0 or less leaves the time as it is.
+
+    Returns
+    -------
+    float
+        Milliseconds after rounding to whole nanoseconds, before and after the division.
+
+    Raises
+    ------
+    OverflowError
+        The result is beyond 9e9 seconds.
+    """
+    cdef double result = scaled_ms(ms, ratio)
+    if not isfinite(result):
+        raise OverflowError(f"a duration of {ms} ms at speed-up {ratio} is beyond the clock's range of 9e9 seconds")
+    return result
+
+
+def prefill_ms(int64_t batch, int64_t mean_isl, int64_t mean_prefix, double speedup=1.0) -> float:
+    """Polynomial prefill time, ms, of `batch` prompts (mean context and mean prefix in tokens, truncated)."""
+    cdef Timing t
+    timing_init(&t, 0, 1, speedup, 1.0)
+    cdef double result = timing_prefill_ms(&t, batch, mean_isl, mean_prefix)
+    timing_free(&t)
+    return result
+
+
+def decode_ms(int64_t batch, int64_t active_blocks, int64_t blocks, int64_t block_size, double speedup=1.0) -> float:
+    """Polynomial decode time, ms, of one pass with `active_blocks` of `blocks` held; `speedup` is the whole ratio."""
+    cdef Timing t
+    if batch == 0:
+        return 0.0
+    timing_init(&t, blocks, block_size, speedup, 1.0)
+    cdef double result = timing_decode_ms(&t, batch, active_blocks, 0)
+    timing_free(&t)
+    return result

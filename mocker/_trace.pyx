@@ -1,0 +1,592 @@
+"""Scanner for Mooncake JSONL and the session bookkeeping of a trace.
+
+Answers to the row reader of the reference (`dynamo-data-gen`, `mooncake.rs`) and to
+`MooncakeTraceBuilder::push` (`dynamo-mocker`, `loadgen/trace.rs`), for the rows that nearly every trace consists of:
+one flat object a line, plain numbers, plain ASCII strings. Everything else is only marked here, by its byte range, and
+read by `formats.py`, which also makes every error message. So a row taken here is a valid row, and the two readers must
+agree on it.
+
+Cost: `scan_mooncake` is O(bytes), one walk after a count of the lines, without the GIL; `link_turns` is O(rows).
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.math cimport NAN, isfinite, isnan
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memchr, memcmp
+
+import numpy as np
+
+cdef enum:
+    NOT_TAKEN = 0           # the row is for the slow reader
+    TAKEN = 1
+    FULL = 2                # no room for another hash id: enlarge, then scan this row again
+
+cdef enum:                  # keys of a row; bits of "already seen"
+    UNKNOWN = 0
+    TIMESTAMP = 1
+    INPUT_LENGTH = 2
+    OUTPUT_LENGTH = 4
+    HASH_IDS = 8
+    DELAY = 16
+    SESSION_ID = 32
+    REQUEST_ID = 64
+    SLOW_KEY = 128          # known, but only the slow reader understands it
+
+cdef enum:                  # results of link_turns
+    LINK_OK = 0
+    LINK_FIRST_DELAY = 1
+    LINK_BAD_DELAY = 2
+    LINK_NO_EARLIER_TIMESTAMP = 3
+    LINK_BAD_GAP = 4
+
+# Reasons that `link_turns` returns, by name for formats.py.
+OK = LINK_OK
+FIRST_DELAY = LINK_FIRST_DELAY
+BAD_DELAY = LINK_BAD_DELAY
+NO_EARLIER_TIMESTAMP = LINK_NO_EARLIER_TIMESTAMP
+BAD_GAP = LINK_BAD_GAP
+
+cdef struct Scan:
+    const uint8_t *base     # first byte of the file
+    const uint8_t *end      # one past the last newline; every row before it ends with one
+    const uint8_t *pos      # start of the next line
+    int64_t lines           # lines passed, blank ones too
+    int64_t rows            # rows written, slow ones too
+    int64_t ids             # hash ids written
+    int64_t room            # length of hash_ids
+    int64_t slow            # rows left to the slow reader
+    int64_t late            # numbers left to Python's float
+    int64_t sessions        # rows with a session id
+    int64_t requests        # rows with a request id
+    double *arrival         # [row] ms, NaN = missing
+    double *delay           # [row] ms, NaN = missing
+    int64_t *input          # [row] tokens, -1 = missing
+    int64_t *output         # [row] tokens
+    int64_t *offsets        # [row + 1] into hash_ids
+    uint64_t *hash_ids
+    int64_t *line           # [row] 1-based
+    int64_t *slow_start     # [row] byte range of a slow row, end 0 = the row was taken
+    int64_t *slow_end
+    int64_t *late_arrival   # [row] byte where a number starts that needs float(), 0 = none
+    int64_t *late_delay
+    int64_t *session_at     # [row] first byte of the string, 0 = none
+    int64_t *request_at
+
+# Powers of ten that a double holds exactly: with a mantissa below 2**53 one division rounds once, hence correctly.
+cdef double[20] TEN = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
+                       1e17, 1e18, 1e19]
+cdef enum:
+    MAX_LATE = 64           # longer numbers might overflow a double: slow reader
+
+
+# No function below tests for the end of the buffer: each step forward passes a byte that is known not to be a newline,
+# and a newline closes every row.
+
+cdef inline const uint8_t *_blank(const uint8_t *p) noexcept nogil:
+    """The first byte at or after `p` that is no JSON white space inside a line."""
+    while p[0] == c' ' or p[0] == c'\t' or p[0] == c'\r':
+        p += 1
+    return p
+
+
+cdef inline const uint8_t *_string(const uint8_t *p) noexcept nogil:
+    """The closing quote of the string whose first byte is `p`, or NULL for anything but printable ASCII."""
+    while p[0] != c'"':
+        if p[0] < 0x20 or p[0] >= 0x80 or p[0] == c'\\':
+            return NULL
+        p += 1
+    return p
+
+
+cdef inline const uint8_t *_integer(const uint8_t *p, int most, uint64_t *value) noexcept nogil:
+    """Read an unsigned integer of at most `most` digits (19 fit a uint64); the byte after it, or NULL."""
+    cdef const uint8_t *start = p
+    cdef uint64_t v = 0
+    cdef uint8_t d = <uint8_t>(p[0] - 48)
+    while d <= 9:
+        v = v * 10 + d
+        p += 1
+        d = <uint8_t>(p[0] - 48)
+    if p == start or p - start > most or (start[0] == c'0' and p - start > 1):
+        return NULL
+    value[0] = v
+    return p
+
+
+cdef inline const uint8_t *_number(const uint8_t *p, double *value, bint *late) noexcept nogil:
+    """Read a decimal number without exponent; the byte after it, or NULL.
+
+    Sets `late` where the nearest double needs more than one exact operation.
+    """
+    cdef const uint8_t *start
+    cdef const uint8_t *first = p
+    cdef bint negative = p[0] == c'-'
+    cdef uint64_t v = 0
+    cdef uint8_t d
+    cdef Py_ssize_t whole, places = 0
+    if negative:
+        p += 1
+    start = p
+    d = <uint8_t>(p[0] - 48)
+    while d <= 9:
+        v = v * 10 + d
+        p += 1
+        d = <uint8_t>(p[0] - 48)
+    whole = p - start
+    if whole == 0 or (start[0] == c'0' and whole > 1):
+        return NULL
+    if p[0] == c'.':
+        p += 1
+        start = p
+        d = <uint8_t>(p[0] - 48)
+        while d <= 9:
+            v = v * 10 + d
+            p += 1
+            d = <uint8_t>(p[0] - 48)
+        places = p - start
+        if places == 0:
+            return NULL
+    if p[0] == c'e' or p[0] == c'E' or p - first > MAX_LATE:
+        return NULL
+    if negative and v == 0:
+        return NULL         # the sign of a zero is the slow reader's affair (and v may have wrapped to 0)
+    late[0] = whole + places > 19 or v > <uint64_t>1 << 53
+    if not late[0]:
+        value[0] = <double>v / TEN[places]
+        if negative:
+            value[0] = -value[0]
+    return p
+
+
+cdef inline int _key(const uint8_t *p, Py_ssize_t n) noexcept nogil:
+    """Which key the `n` bytes at `p` are."""
+    if n == 8:
+        if memcmp(p, b"hash_ids", 8) == 0:
+            return HASH_IDS
+        if memcmp(p, b"delay_ms", 8) == 0:
+            return DELAY
+        if memcmp(p, b"priority", 8) == 0:
+            return SLOW_KEY
+    elif n == 9:
+        if memcmp(p, b"timestamp", 9) == 0:
+            return TIMESTAMP
+    elif n == 12:
+        if memcmp(p, b"input_length", 12) == 0 or memcmp(p, b"input_tokens", 12) == 0:
+            return INPUT_LENGTH
+        if memcmp(p, b"created_time", 12) == 0:
+            return TIMESTAMP
+        if memcmp(p, b"policy_class", 12) == 0:
+            return SLOW_KEY
+    elif n == 13:
+        if memcmp(p, b"output_length", 13) == 0 or memcmp(p, b"output_tokens", 13) == 0:
+            return OUTPUT_LENGTH
+    elif n == 10:
+        if memcmp(p, b"session_id", 10) == 0:
+            return SESSION_ID
+        if memcmp(p, b"request_id", 10) == 0:
+            return REQUEST_ID
+    elif n == 5:
+        if memcmp(p, b"delay", 5) == 0:
+            return DELAY
+    elif n == 15:
+        if memcmp(p, b"strict_priority", 15) == 0:
+            return SLOW_KEY
+    elif n == 16:
+        if memcmp(p, b"output_token_ids", 16) == 0:
+            return SLOW_KEY
+    return UNKNOWN
+
+
+cdef inline const uint8_t *_skip(const uint8_t *p) noexcept nogil:
+    """Pass a scalar or a plain string; the byte after it, or NULL."""
+    cdef double value
+    cdef bint late
+    if p[0] == c'"':
+        p = _string(p + 1)
+        if p == NULL:
+            return NULL
+        return p + 1
+    if p[0] == c't':        # byte by byte: memcmp could look beyond the end of the buffer
+        return p + 4 if p[1] == c'r' and p[2] == c'u' and p[3] == c'e' else NULL
+    if p[0] == c'n':
+        return p + 4 if p[1] == c'u' and p[2] == c'l' and p[3] == c'l' else NULL
+    if p[0] == c'f':
+        return p + 5 if p[1] == c'a' and p[2] == c'l' and p[3] == c's' and p[4] == c'e' else NULL
+    return _number(p, &value, &late)
+
+
+cdef inline const uint8_t *_hash_ids(Scan *s, const uint8_t *p, int64_t *ids, int *status) noexcept nogil:
+    """Append the list at `p` at index `ids[0]`; the byte after it, or NULL with the reason in `status`."""
+    cdef int64_t n = ids[0], room = s.room
+    cdef uint64_t *to = s.hash_ids
+    cdef uint64_t value = 0
+    if p[0] != c'[':
+        return NULL
+    p = _blank(p + 1)
+    while True:
+        p = _integer(p, 19, &value)
+        if p == NULL:
+            return NULL     # also the empty list, which is an error
+        if n == room:
+            status[0] = FULL
+            return NULL
+        to[n] = value
+        n += 1
+        if p[0] != c',':
+            p = _blank(p)
+            if p[0] == c']':
+                ids[0] = n
+                return p + 1
+            if p[0] != c',':
+                return NULL
+        p += 1
+        if p[0] == c' ':    # the usual separator is ", "
+            p += 1
+        if p[0] < c'0':
+            p = _blank(p)
+
+
+cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
+    """Read the row at `p` (first byte that is not blank) into the columns, or leave them as if untouched."""
+    cdef int64_t row = s.rows, ids = s.ids, late_arrival = 0, late_delay = 0, session_at = 0, request_at = 0
+    cdef double arrival = NAN, delay = NAN
+    cdef uint64_t length = 0
+    cdef int64_t input = -1, output = -1
+    cdef const uint8_t *q
+    cdef int key, seen = 0, status = NOT_TAKEN
+    cdef bint late = False
+    if p[0] != c'{':
+        return NOT_TAKEN
+    p = _blank(p + 1)
+    while True:
+        if p[0] != c'"':
+            return NOT_TAKEN
+        p += 1
+        q = _string(p)
+        if q == NULL:
+            return NOT_TAKEN
+        key = _key(p, q - p)
+        if key & (seen | SLOW_KEY):
+            return NOT_TAKEN
+        seen |= key
+        p = _blank(q + 1)
+        if p[0] != c':':
+            return NOT_TAKEN
+        p = _blank(p + 1)
+        q = p
+        if key == HASH_IDS:
+            p = _hash_ids(s, p, &ids, &status)
+        elif key == INPUT_LENGTH:
+            p = _integer(p, 18, &length)
+            input = <int64_t>length
+        elif key == OUTPUT_LENGTH:
+            p = _integer(p, 18, &length)
+            output = <int64_t>length
+        elif key == TIMESTAMP:
+            p = _number(p, &arrival, &late)
+            if late:
+                late_arrival = q - s.base
+        elif key == DELAY:
+            p = _number(p, &delay, &late)
+            if late:
+                late_delay = q - s.base
+        elif key == UNKNOWN:
+            p = _skip(p)
+        else:
+            if p[0] != c'"':
+                return NOT_TAKEN
+            p = _string(q + 1)
+            if p != NULL:
+                p += 1
+            if key == SESSION_ID:
+                session_at = q + 1 - s.base
+            else:
+                request_at = q + 1 - s.base
+        if p == NULL:
+            return status
+        late = False
+        p = _blank(p)
+        if p[0] == c'}':
+            break
+        if p[0] != c',':
+            return NOT_TAKEN
+        p = _blank(p + 1)
+    p = _blank(p + 1)
+    if p[0] != c'\n' or (seen & (HASH_IDS | OUTPUT_LENGTH)) != HASH_IDS | OUTPUT_LENGTH:
+        return NOT_TAKEN
+    s.arrival[row] = arrival
+    s.delay[row] = delay
+    s.input[row] = input
+    s.output[row] = output
+    s.offsets[row + 1] = ids
+    s.ids = ids
+    if late_arrival | late_delay | session_at | request_at:
+        s.late_arrival[row] = late_arrival
+        s.late_delay[row] = late_delay
+        s.session_at[row] = session_at
+        s.request_at[row] = request_at
+        s.late += (late_arrival != 0) + (late_delay != 0)
+        s.sessions += session_at != 0
+        s.requests += request_at != 0
+    s.pos = p + 1
+    return TAKEN
+
+
+cdef void _mark_slow(Scan *s, const uint8_t *start, const uint8_t *stop) noexcept nogil:
+    """Reserve a row for the bytes from `start` to before `stop`."""
+    s.arrival[s.rows] = NAN
+    s.delay[s.rows] = NAN
+    s.input[s.rows] = -1
+    s.output[s.rows] = -1
+    s.offsets[s.rows + 1] = s.ids
+    s.slow_start[s.rows] = start - s.base
+    s.slow_end[s.rows] = stop - s.base
+    s.slow += 1
+
+
+cdef int _scan(Scan *s, bint all_slow) noexcept nogil:
+    """Read rows up to the last newline; TAKEN, or FULL before a row that needs more room."""
+    cdef const uint8_t *p
+    cdef int status
+    while s.pos < s.end:
+        p = s.pos
+        while p[0] == c' ' or 0x0b <= p[0] <= 0x0d or p[0] == c'\t':
+            p += 1
+        if p[0] == c'\n':
+            s.lines += 1
+            s.pos = p + 1
+            continue
+        status = NOT_TAKEN if all_slow else _row(s, _blank(s.pos))
+        if status == FULL:
+            return FULL
+        if status == NOT_TAKEN:
+            p = <const uint8_t *>memchr(p, c'\n', s.end - p)
+            _mark_slow(s, s.pos, p)
+            s.pos = p + 1
+        s.lines += 1
+        s.line[s.rows] = s.lines
+        s.rows += 1
+    return TAKEN
+
+
+cdef int64_t _count_lines(const uint8_t *p, const uint8_t *end) noexcept nogil:
+    """Newlines in a buffer."""
+    cdef int64_t n = 0
+    while p < end:
+        p = <const uint8_t *>memchr(p, c'\n', end - p)
+        if p == NULL:
+            break
+        p += 1
+        n += 1
+    return n
+
+
+cdef class MooncakeRows:
+    """What `scan_mooncake` found, one entry a row in file order; rows of the slow reader have placeholders.
+
+    Attributes
+    ----------
+    arrival_ms, delay_ms : float64[n]
+        As written in the row, NaN where the row has none.
+    input_length, output_length : int64[n]
+        Tokens; -1 for an input length that the row does not give.
+    hash_offsets : int64[n + 1]
+    hash_ids : uint64[hash_offsets[n]]
+    line : int64[n]
+        1-based line in the file.
+    slow : int64[k, 3]
+        Row, first byte and one past the last byte of each row that was not taken.
+    session_ids, request_ids : list of (str or None), or None
+        None when no taken row has one.
+    """
+    cdef readonly object arrival_ms, delay_ms, input_length, output_length, hash_offsets, hash_ids, line, slow
+    cdef readonly list session_ids, request_ids
+
+
+cdef list _strings(const uint8_t *base, const int64_t *at, int64_t rows):
+    """The plain strings that start at `at` (0 = None)."""
+    cdef list found = [None] * rows
+    cdef const uint8_t *p
+    cdef int64_t row
+    for row in range(rows):
+        if at[row]:
+            p = base + at[row]
+            found[row] = PyUnicode_DecodeASCII(<const char *>p, _string(p) - p, NULL)
+    return found
+
+
+cdef int _read_late(const uint8_t *base, const int64_t *at, double *column, int64_t rows) except -1:
+    """Fill in the numbers that only Python's float rounds correctly."""
+    cdef const uint8_t *p
+    cdef const uint8_t *q
+    cdef int64_t row
+    for row in range(rows):
+        if at[row]:
+            p = base + at[row]
+            q = p
+            while q[0] == c'-' or q[0] == c'.' or 48 <= q[0] <= 57:
+                q += 1
+            column[row] = float(PyBytes_FromStringAndSize(<const char *>p, q - p))
+    return 0
+
+
+def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all_slow=False):
+    """Read the usual rows of a Mooncake JSONL buffer, and mark the others.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The file; it must not change during the call.
+    start : int
+        First byte to read, e.g. after a byte order mark.
+    all_slow : bool
+        Mark every row (tests compare the two readers with it).
+
+    Returns
+    -------
+    MooncakeRows
+    """
+    cdef Py_ssize_t size = data.shape[0]
+    cdef Scan s
+    cdef const uint8_t *p
+    cdef int64_t most, room, i, k = 0
+    cdef bint open_end
+    cdef int status
+    cdef double[::1] arrival, delay
+    cdef int64_t[::1] input, output, offsets, line
+    cdef int64_t[:, ::1] marks, slow
+    cdef uint64_t[::1] ids
+    cdef MooncakeRows out = MooncakeRows.__new__(MooncakeRows)
+    if not 0 <= start <= size:
+        raise ValueError(f"start must be in [0, {size}], is {start}")
+    s.base = &data[0] if size else NULL
+    s.end = s.base + size
+    s.pos = s.base + start
+    s.lines = s.rows = s.ids = s.slow = s.late = s.sessions = s.requests = 0
+    with nogil:
+        while s.end > s.pos and (s.end - 1)[0] != c'\n':
+            s.end -= 1
+        p = s.end
+        while p < s.base + size and (p[0] == c' ' or 0x09 <= p[0] <= 0x0d):
+            p += 1
+        open_end = p < s.base + size
+        most = _count_lines(s.pos, s.end) + open_end
+        room = most if most else 1      # so that every column has an element to point to
+    out.arrival_ms, out.delay_ms = np.empty(room), np.empty(room)
+    out.input_length, out.output_length = np.empty(room, np.int64), np.empty(room, np.int64)
+    out.line, out.hash_offsets = np.empty(room, np.int64), np.empty(room + 1, np.int64)
+    # An id takes some nine bytes in practice; pages that stay untouched cost nothing.
+    out.hash_ids = np.empty((size - start) // 6 + 16, np.uint64)
+    arrival, delay, input, output = out.arrival_ms, out.delay_ms, out.input_length, out.output_length
+    line, offsets, ids = out.line, out.hash_offsets, out.hash_ids
+    marks = np.zeros((6, room), np.int64)
+    s.arrival, s.delay, s.input, s.output = &arrival[0], &delay[0], &input[0], &output[0]
+    s.line, s.offsets, s.hash_ids, s.room = &line[0], &offsets[0], &ids[0], ids.shape[0]
+    s.slow_start, s.slow_end, s.late_arrival = &marks[0, 0], &marks[1, 0], &marks[2, 0]
+    s.late_delay, s.session_at, s.request_at = &marks[3, 0], &marks[4, 0], &marks[5, 0]
+    s.offsets[0] = 0
+    while True:
+        with nogil:
+            status = _scan(&s, all_slow)
+        if status != FULL:
+            break
+        wider = np.empty(2 * s.room, np.uint64)
+        wider[:s.ids] = out.hash_ids[:s.ids]
+        out.hash_ids = wider
+        ids = wider
+        s.hash_ids, s.room = &ids[0], ids.shape[0]
+    if open_end:            # a last line without newline: the scanner may not run into the end of the buffer
+        _mark_slow(&s, s.end, s.base + size)
+        s.line[s.rows] = s.lines + 1
+        s.rows += 1
+    if s.late:
+        _read_late(s.base, s.late_arrival, s.arrival, s.rows)
+        _read_late(s.base, s.late_delay, s.delay, s.rows)
+    out.session_ids = _strings(s.base, s.session_at, s.rows) if s.sessions else None
+    out.request_ids = _strings(s.base, s.request_at, s.rows) if s.requests else None
+    out.slow = np.empty((s.slow, 3), np.int64)
+    slow = out.slow
+    for i in range(s.rows if s.slow else 0):
+        if s.slow_end[i]:
+            slow[k, 0], slow[k, 1], slow[k, 2] = i, s.slow_start[i], s.slow_end[i]
+            k += 1
+    arrival = delay = None      # an array with a view on it must not be resized
+    input = output = line = offsets = None
+    ids = None
+    for column in (out.arrival_ms, out.delay_ms, out.input_length, out.output_length, out.line):
+        column.resize(s.rows, refcheck=False)
+    out.hash_offsets.resize(s.rows + 1, refcheck=False)
+    out.hash_ids.resize(s.ids, refcheck=False)      # gives the spare pages back, without a copy
+    return out
+
+
+def link_turns(const int32_t[::1] session not None, int32_t sessions, const double[::1] arrival_ms not None,
+               double[::1] delay_ms not None, int32_t[::1] turn not None):
+    """Number the turns of each session and find the think time before each.
+
+    The think time is the explicit one, else the gap between this row's timestamp and the latest one in the session
+    (an arrival gap that is reused as a pause after completion), else 0.
+
+    Parameters
+    ----------
+    session : int32[n]
+        Session of each row, in [0, sessions).
+    sessions : int
+        Number of sessions.
+    arrival_ms : float64[n]
+        NaN = missing.
+    delay_ms : float64[n]
+        In: explicit think time in ms, NaN = none. Out: think time, 0 in a first turn.
+    turn : int32[n]
+        Out: 0-based turn in the session.
+
+    Returns
+    -------
+    row : int
+        First row that breaks a rule, or n; the rows from there on are not filled in.
+    reason : int
+        `OK`, `FIRST_DELAY` (a think time in a first turn), `BAD_DELAY` (negative or not finite),
+        `NO_EARLIER_TIMESTAMP` (nothing to subtract from the timestamp), `BAD_GAP` (timestamps run backwards).
+    """
+    cdef Py_ssize_t n = session.shape[0], row
+    cdef int32_t k
+    cdef int reason = LINK_OK
+    cdef double value
+    cdef int32_t[::1] turns = np.zeros(sessions, np.int32)
+    cdef double[::1] latest = np.full(sessions, NAN)
+    if arrival_ms.shape[0] != n or delay_ms.shape[0] != n or turn.shape[0] != n:
+        raise ValueError("the columns differ in length")
+    with nogil:
+        for row in range(n):
+            k = session[row]
+            if not 0 <= k < sessions:
+                with gil:
+                    raise ValueError(f"session of row {row} is out of range")
+            value = delay_ms[row]
+            if turns[k] == 0:
+                if not isnan(value) and value != 0:
+                    reason = LINK_FIRST_DELAY
+                    break
+                value = 0
+            elif not isnan(value):
+                if not isfinite(value) or value < 0:
+                    reason = LINK_BAD_DELAY
+                    break
+            elif isnan(arrival_ms[row]):
+                value = 0
+            elif isnan(latest[k]):
+                reason = LINK_NO_EARLIER_TIMESTAMP
+                break
+            else:
+                value = arrival_ms[row] - latest[k]
+                if not isfinite(value) or value < 0:
+                    reason = LINK_BAD_GAP
+                    break
+            delay_ms[row] = value
+            turn[row] = turns[k]
+            turns[k] += 1
+            if not isnan(arrival_ms[row]):
+                latest[k] = arrival_ms[row]
+        else:
+            row = n
+    return row, reason

@@ -1,0 +1,283 @@
+"""From request columns to the report: the reference's keys, its definitions, and what it leaves unsaid.
+
+`assemble_report` serves the replay (columns filled by the compiled collector) and `TraceCollector` (filled call by
+call through the object API). Answers to the reference's `replay/collector.rs`; keys and formulas are its own.
+Where a value differs on purpose (see docs), ``compat="reference"`` gives the reference's.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+
+from ._collect import STATISTICS, weighted_statistics
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+    IntArray = NDArray[np.int64]
+
+Report = dict[str, Any]
+TERMINAL_NAMES = ("incomplete", "completed", "rejected", "capacity", "over_budget")
+COMPLETED = 1
+
+
+@dataclass(frozen=True)
+class Sla:
+    """Goodput bounds in ms; a request is good if every bound that is set holds (inclusive)."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"sla_{name} must be a finite, non-negative value, got {value}")
+
+    @property
+    def is_set(self) -> bool:
+        return self.ttft_ms is not None or self.itl_ms is not None or self.e2e_ms is not None
+
+
+@dataclass
+class Columns:
+    """One entry per request that arrived; NaN = never happened.
+
+    Times in ms of simulated time (float64), lengths and counts in tokens (int64), `terminal` an index into
+    `TERMINAL_NAMES` (int8).
+    """
+
+    arrival: FloatArray
+    first_admit: FloatArray
+    first_token: FloatArray
+    second_gap: FloatArray
+    last_token: FloatArray
+    input_length: IntArray
+    output_length: IntArray
+    output_tokens: IntArray
+    reused: IntArray
+    first_reused: IntArray
+    terminal: NDArray[np.int8]
+
+
+def _positive(values: FloatArray) -> FloatArray:
+    return np.maximum(values, 0.0)
+
+
+def _distribution(out: Report, samples: dict[str, int], name: str, suffix: str, stats: Mapping[str, Any],
+                  reference: bool) -> None:
+    count = int(stats["samples"])
+    samples[name] = count
+    for key in STATISTICS:
+        out[f"{key}_{name}{suffix}"] = float(stats[key]) if count else (0.0 if reference else None)
+
+
+def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any], *, sla: Sla | None = None,
+                    decode_worker_seconds: float | None = None, prefill_worker_seconds: float = 0.0,
+                    decode_gpus: int = 0, prefill_gpus: int = 0, wall_time_ms: float = 0.0,
+                    compat: str | None = None) -> Report:
+    """Compute the report.
+
+    Parameters
+    ----------
+    c : Columns
+        The requests.
+    gaps, rates : mapping
+        Statistics of the inter-token gaps (ms) and of 1000 / gap, as `weighted_statistics` gives them.
+    sla : Sla, optional
+        Adds the goodput keys.
+    decode_worker_seconds, prefill_worker_seconds : float
+        Provisioned worker time, s; decode None: one worker for the whole duration.
+    decode_gpus, prefill_gpus : int
+        GPUs a worker.
+    wall_time_ms : float
+        Host time of the replay.
+    compat : {"reference"}, optional
+        The reference's numbers where ours differ: requests cut off by the time cap count as completed with all
+        their tokens, outputs count as requested, and empty distributions are 0.
+
+    Returns
+    -------
+    dict
+        The reference's keys in its order, then `incomplete_requests`, `rejected_requests`, `capacity_requests`,
+        `over_budget_requests` and `samples` (count behind each distribution); `compat` leaves these out.
+    """
+    reference = compat == "reference"
+    served = ~np.isnan(c.first_admit) & ~np.isnan(c.first_token)
+    done = served if reference else (c.terminal == COMPLETED)
+    outputs = c.output_length if reference else c.output_tokens
+    completed = int(np.count_nonzero(done))
+    inputs = int(c.input_length[served].sum())
+    produced = int(outputs[served].sum())
+    duration_ms = float(c.last_token[served].max()) if served.any() else 0.0
+    duration_s = max(duration_ms / 1000.0, 1e-9)
+    if decode_worker_seconds is None:
+        decode_worker_seconds = duration_s
+    ttft = _positive(c.first_token[served] - c.arrival[served])
+    ended = served & done
+    e2e = _positive(c.last_token[ended] - c.arrival[ended])
+    several = served & (c.output_tokens >= 2)
+    tpot = _positive(c.last_token[several] - c.first_token[several]) / (c.output_tokens[several] - 1)
+    ttst = c.second_gap[served & ~np.isnan(c.second_gap)]
+    out: Report = {
+        "num_requests": len(c.arrival),
+        "completed_requests": completed,
+        "total_input_tokens": inputs,
+        "total_output_tokens": produced,
+        "duration_ms": duration_ms,
+        "wall_time_ms": wall_time_ms,
+        "request_throughput_rps": completed / duration_s,
+        "input_throughput_tok_s": inputs / duration_s,
+        "output_throughput_tok_s": produced / duration_s,
+        "total_throughput_tok_s": (inputs + produced) / duration_s,
+        "prefill_worker_seconds": prefill_worker_seconds,
+        "decode_worker_seconds": decode_worker_seconds,
+        "prefill_gpus_per_worker": prefill_gpus,
+        "decode_gpus_per_worker": decode_gpus,
+        "gpu_hours": (prefill_worker_seconds * prefill_gpus + decode_worker_seconds * decode_gpus) / 3600.0,
+    }
+    if sla is not None and sla.is_set:
+        good = ended.copy()
+        first = _positive(c.first_token - c.arrival)
+        whole = _positive(c.last_token - c.arrival)
+        if sla.e2e_ms is not None:
+            good &= whole <= sla.e2e_ms
+        if sla.ttft_ms is not None:
+            good &= first <= sla.ttft_ms
+        if sla.itl_ms is not None:
+            mean_gap = (whole - first) / np.maximum(outputs - 1, 1)
+            good &= (mean_gap <= sla.itl_ms) | (outputs <= 1)
+        out["goodput_completed_requests"] = int(np.count_nonzero(good))
+        out["goodput_request_throughput_rps"] = int(np.count_nonzero(good)) / duration_s
+        out["goodput_output_throughput_tok_s"] = int(outputs[good].sum()) / duration_s
+    per_wall = 1000.0 / wall_time_ms if wall_time_ms > 0.0 else 0.0
+    out["processed_tokens"] = inputs + produced
+    out["processed_tokens_per_s"] = (inputs + produced) * per_wall
+    out["processed_output_tokens_per_s"] = produced * per_wall
+    out["prefix_cache_reused_ratio"] = int(c.reused[served].sum()) / inputs if inputs else 0.0
+    out["first_admission_prefix_cache_reused_ratio"] = int(c.first_reused[served].sum()) / inputs if inputs else 0.0
+    samples: dict[str, int] = {}
+    _distribution(out, samples, "ttft", "_ms", weighted_statistics(ttft), reference)
+    _distribution(out, samples, "ttst", "_ms", weighted_statistics(ttst), reference)
+    _distribution(out, samples, "tpot", "_ms", weighted_statistics(tpot), reference)
+    _distribution(out, samples, "itl", "_ms", gaps, reference)
+    _distribution(out, samples, "e2e_latency", "_ms", weighted_statistics(e2e), reference)
+    _distribution(out, samples, "output_token_throughput_per_user", "", rates, reference)
+    if not reference:
+        for code in (0, 2, 3, 4):
+            out[f"{TERMINAL_NAMES[code]}_requests"] = int(np.count_nonzero(c.terminal == code))
+        out["samples"] = samples
+    return out
+
+
+@dataclass
+class _Stats:
+    arrival_ms: float
+    input_length: int
+    output_length: int
+    first_admit_ms: float = math.nan
+    reused: int = 0
+    first_reused: int = 0
+    status: str | None = None
+
+
+class TraceCollector:
+    """Collects what an engine core does, call by call; `VllmCore.execute_pass` feeds it.
+
+    Every setter ignores requests that did not arrive. Costs O(tokens) memory; replays use the compiled collector.
+    """
+
+    def __init__(self) -> None:
+        self._stats: dict[UUID, _Stats] = {}
+        self._times: dict[UUID, list[float]] = {}
+
+    def on_arrival(self, uuid: UUID, arrival_time_ms: float, input_length: int, output_length: int) -> None:
+        """A request arrived at `arrival_time_ms`; lengths in tokens, `output_length` as requested."""
+        self._stats[uuid] = _Stats(arrival_time_ms, input_length, output_length)
+        self._times[uuid] = []
+
+    def on_admit(self, uuid: UUID, admit_time_ms: float, reused_input_tokens: int) -> None:
+        """It was admitted (again); the first admission and the largest reuse count."""
+        stats = self._stats.get(uuid)
+        if stats is not None:
+            if math.isnan(stats.first_admit_ms):
+                stats.first_admit_ms = admit_time_ms
+                stats.first_reused = reused_input_tokens
+            stats.reused = max(stats.reused, reused_input_tokens)
+
+    def on_token(self, uuid: UUID, token_time_ms: float) -> None:
+        """It made a token."""
+        times = self._times.get(uuid)
+        if times is not None:
+            times.append(token_time_ms)
+
+    def on_terminal(self, uuid: UUID, status: str) -> None:
+        """It ended; the first status counts (one of `TERMINAL_NAMES`)."""
+        if status not in TERMINAL_NAMES:
+            raise ValueError(f"status must be one of {', '.join(TERMINAL_NAMES)}, got {status!r}")
+        stats = self._stats.get(uuid)
+        if stats is not None and stats.status is None:
+            stats.status = status
+
+    def _columns(self) -> Columns:
+        n = len(self._stats)
+        c = Columns(*(np.full(n, np.nan) for _ in range(5)), *(np.zeros(n, np.int64) for _ in range(5)),
+                    np.zeros(n, np.int8))
+        for i, (uuid, stats) in enumerate(self._stats.items()):
+            times = self._times[uuid]
+            c.arrival[i], c.first_admit[i] = stats.arrival_ms, stats.first_admit_ms
+            c.input_length[i], c.output_length[i] = stats.input_length, stats.output_length
+            c.output_tokens[i], c.reused[i], c.first_reused[i] = len(times), stats.reused, stats.first_reused
+            c.terminal[i] = TERMINAL_NAMES.index(stats.status) if stats.status else 0
+            if times:
+                c.first_token[i], c.last_token[i] = times[0], times[-1]
+            if len(times) > 1:
+                c.second_gap[i] = max(times[1] - times[0], 0.0)
+        return c
+
+    def finish(self, *, sla: Sla | None = None, compat: str | None = None) -> Report:
+        """Report over everything collected so far, without worker time (see `assemble_report`)."""
+        gaps = [np.maximum(np.diff(np.asarray(t)), 0.0) for t in self._times.values() if len(t) > 1]
+        flat = np.concatenate(gaps) if gaps else np.empty(0)
+        return assemble_report(self._columns(), weighted_statistics(flat), weighted_statistics(flat, rates=True),
+                               sla=sla, decode_worker_seconds=0.0, compat=compat)
+
+    def per_request_records(self) -> list[dict[str, Any]]:
+        """Requests that ended, as the reference's records, by arrival time and UUID text."""
+        records = []
+        for uuid, stats in self._stats.items():
+            if stats.status is None:
+                continue
+            times = self._times[uuid]
+            first = times[0] if times else None
+            last = times[-1] if times else None
+            record: dict[str, Any] = dict.fromkeys(PER_REQUEST_KEYS)
+            record.update(
+                uuid=str(uuid), arrival_time_ms=stats.arrival_ms,
+                first_admit_ms=None if math.isnan(stats.first_admit_ms) else stats.first_admit_ms,
+                first_token_ms=first, last_token_ms=last,
+                ttft_ms=None if first is None else max(first - stats.arrival_ms, 0.0),
+                ttst_ms=max(times[1] - times[0], 0.0) if len(times) > 1 else None,
+                e2e_latency_ms=None if last is None else max(last - stats.arrival_ms, 0.0),
+                itl_ms=max(times[-1] - times[0], 0.0) / (len(times) - 1) if len(times) > 1 else None,
+                input_length=stats.input_length, output_length=stats.output_length,
+                reused_input_tokens=stats.reused, terminal_status=stats.status)
+            records.append(record)
+        records.sort(key=lambda r: (r["arrival_time_ms"], r["uuid"]))
+        return records
+
+
+PER_REQUEST_KEYS = (
+    "session_id", "turn_index", "uuid", "arrival_time_ms", "first_admit_ms", "first_token_ms", "last_token_ms",
+    "ttft_ms", "ttst_ms", "e2e_latency_ms", "itl_ms", "input_length", "output_length", "reused_input_tokens",
+    "prefill_worker_idx", "decode_worker_idx", "prefill_admit_ms", "source_held_ms", "destination_reserved_ms",
+    "destination_activated_ms", "decode_admit_ms", "source_released_ms", "decode_reused_input_tokens",
+    "prefill_route_overlap_tokens", "decode_route_overlap_tokens", "terminal_status",
+)

@@ -1,0 +1,414 @@
+"""Replays: a workload through a simulated cluster, to a report.
+
+`run_trace_replay` and `run_synthetic_trace_replay` take the reference's keywords and return its report;
+`simulate` returns a `Simulation` with the report and a column per request field. Answers to the reference's
+`replay/entrypoints.rs` and `replay/validate.rs`.
+"""
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._cluster import Cluster
+from ._collect import Collector
+from ._engine import EngineCore
+from ._version import __version__
+from .args import MockEngineArgs
+from .collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
+from .engine import engine_settings
+from .simulation import Simulation
+from .trace import Trace
+from .workload import SyntheticSpec, Workload, from_synthetic, from_trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SyntheticSpec", "run_synthetic_trace_replay", "run_trace_replay", "simulate"]
+
+Progress = Callable[[int, int, float], None]
+PathLike = str | os.PathLike[str]
+SLICE_PASSES = 1_000_000           # passes between two looks at signals and progress
+WAITS_FOR = {1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
+             3: "room in the KV pool to resume"}
+
+
+@dataclass
+class _Run:
+    """A finished replay before it is reported."""
+
+    cluster: Cluster
+    workload: Workload
+    args: MockEngineArgs
+    workers: int
+    wall_time_ms: float
+
+
+def _integer(name: str, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be below 2**31, got {value}")
+    return int(value)
+
+
+def _refuse(**options: Any) -> None:
+    """Options of the reference that are not here yet: say so instead of ignoring them."""
+    for name, (value, neutral) in options.items():
+        if value not in neutral:
+            raise ValueError(f"{name}={value!r} is not supported yet; leave it at its default")
+
+
+def _check(args: MockEngineArgs, workers: int, concurrency: int | None) -> None:
+    mode = "trace replay" if concurrency is None else "concurrency replay"
+    if args.worker_type != "aggregated":
+        raise ValueError(f"{mode} only supports aggregated workers, got worker_type={args.worker_type!r}")
+    if args.dp_size != 1:
+        raise ValueError(f"{mode} only supports data_parallel_size=1, got dp_size={args.dp_size}")
+
+
+def _engines(args: MockEngineArgs, workers: int, real_tokens: bool) -> list[EngineCore]:
+    settings = engine_settings(args)
+    return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
+                       record=False, capture=False, event_tokens=False, worker_id=w) for w in range(workers)]
+
+
+def _run(workload: Workload, args: MockEngineArgs, workers: int, concurrency: int | None, cap_ms: float | None,
+         progress: Progress | None, fast: bool) -> _Run:
+    began = time.perf_counter()
+    n = len(workload)
+    real = workload.tokens is not None and args.enable_prefix_caching
+    collector = Collector(n)
+    cluster = Cluster(
+        _engines(args, workers, real), collector, workload.arrival, workload.prompt, workload.limit,
+        None if real else workload.make_paths(args.block_size), workload.tokens if real else None,
+        math.inf if cap_ms is None else cap_ms, workers == 1, fast)
+    if concurrency is None and workload.session is None:
+        cluster.set_order(np.argsort(workload.arrival, kind="stable"))
+        for worker in range(workers):
+            while not cluster.run_lane(worker, SLICE_PASSES):
+                if progress is not None:
+                    progress(cluster.ended, n, cluster.last_timestamp())
+    else:
+        offsets, rows, session_of = workload.turns()
+        delay = workload.delay if workload.delay is not None else np.zeros(n)
+        cluster.set_sessions(offsets, rows, session_of, delay, concurrency or 0)
+        while not cluster.run_coupled(SLICE_PASSES):
+            if progress is not None:
+                progress(cluster.ended, n, cluster.last_timestamp())
+    cluster.flush()
+    if progress is not None:
+        progress(cluster.ended, n, cluster.last_timestamp())
+    return _Run(cluster, workload, args, workers, (time.perf_counter() - began) * 1000.0)
+
+
+def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
+    arrived = ~np.isnan(run.cluster.arrival_of)
+    pick: Any = slice(None) if arrived.all() else arrived
+    c, w = run.cluster.collector.columns, run.workload
+    columns = Columns(
+        arrival=run.cluster.arrival_of[pick], first_admit=c["first_admit_ms"][pick],
+        first_token=c["first_token_ms"][pick], second_gap=c["ttst_ms"][pick], last_token=c["last_token_ms"][pick],
+        input_length=w.prompt[pick], output_length=w.limit[pick], output_tokens=c["output_tokens"][pick],
+        reused=c["reused_input_tokens"][pick], first_reused=c["first_reused_input_tokens"][pick],
+        terminal=c["terminal"][pick])
+    gaps, rates = run.cluster.collector.gap_statistics()
+    seconds = None if run.workers == 1 else run.workers * run.cluster.last_timestamp() / 1000.0
+    report = assemble_report(columns, gaps, rates, sla=sla, decode_worker_seconds=seconds,
+                             decode_gpus=run.args.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms, compat=compat)
+    if compat is None:
+        report["clamped_requests"] = run.cluster.clamped
+        if run.cluster.stalled:
+            report["stalled"] = [_stuck(run, *entry) for entry in run.cluster.unfinished()]
+        if w.trace is not None and len(w.trace.clamped):
+            report["shortened_prompts"] = len(w.trace.clamped)
+    return report
+
+
+def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: int, preemptions: int) -> Report:
+    """What the report says of a request that no pass can bring on any more."""
+    entry: Report = {"row": row, "worker": worker, "known_tokens": known, "computed_tokens": computed,
+                     "preemptions": preemptions, "waits_for": WAITS_FOR[status]}
+    trace = run.workload.trace
+    if trace is not None and trace.request_ids is not None:
+        entry["request_id"] = trace.request_ids[row]
+    return entry
+
+
+def _columns(run: _Run) -> dict[str, NDArray[Any]]:
+    """Per-request columns in trace order, of the requests that arrived."""
+    rows = np.flatnonzero(~np.isnan(run.cluster.arrival_of))
+    c, w = run.cluster.collector.columns, run.workload
+    arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"][rows], c["last_token_ms"][rows]
+    tokens = c["output_tokens"][rows]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_gap = np.where(tokens > 1, np.maximum(last - first, 0.0) / (tokens - 1), np.nan)
+    none = np.full(len(rows), -1, np.int32)
+    out: dict[str, NDArray[Any]] = {"row": rows}
+    trace = w.trace
+    if trace is not None and trace.request_ids is not None:
+        out["request_id"] = np.array(trace.request_ids, object)[rows]
+    if trace is not None and (w.session is not None or trace.session_ids is not None) and run.workers > 1:
+        names = trace.session_ids
+        out["session_id"] = np.array(names if names is not None else [f"session_{s}" for s in range(
+            int(trace.session.max()) + 1)], object)[trace.session[rows]]
+        out["turn_index"] = trace.turn[rows]
+    out.update(
+        arrival_time_ms=arrival, first_admit_ms=c["first_admit_ms"][rows], first_token_ms=first, last_token_ms=last,
+        ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"][rows],
+        e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
+        output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"][rows],
+        prefill_worker_idx=none, decode_worker_idx=run.cluster.worker_of[rows] if run.workers > 1 else none,
+        terminal_status=np.array(TERMINAL_NAMES, object)[c["terminal"][rows]])
+    return out
+
+
+def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, block_size: int | None,
+          on_short: str) -> Trace:
+    if isinstance(workload, Trace):
+        if block_size is not None and block_size != workload.block_size:
+            raise ValueError(f"trace_block_size {block_size} does not match the trace's own {workload.block_size}")
+        return workload
+    files = [workload] if isinstance(workload, (str, os.PathLike)) else list(workload)
+    if not files:
+        raise ValueError("trace replay requires at least one trace file")
+    if len(files) > 1:
+        raise ValueError(f"trace_format={trace_format!r} requires exactly one trace file, got {len(files)}")
+    return Trace.load(files[0], trace_format, 512 if block_size is None else block_size, on_short)
+
+
+def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
+              extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
+              decode_engine_args: MockEngineArgs | None, router_config: Any, aic_perf_config: Any, num_workers: int,
+              num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
+              router_mode: str, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
+              max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
+              progress: Progress | None, fast: bool = True) -> tuple[_Run, Report]:
+    if compat not in (None, "reference"):
+        raise ValueError(f"compat must be None or 'reference', got {compat!r}")
+    if replay_mode not in ("offline", "online"):
+        raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
+    if router_mode not in ("round_robin", "kv_router"):
+        raise ValueError(f"router_mode must be either 'round_robin' or 'kv_router', got {router_mode!r}")
+    _refuse(prefill_engine_args=(prefill_engine_args, (None,)), decode_engine_args=(decode_engine_args, (None,)),
+            aic_perf_config=(aic_perf_config, (None,)), router_mode=(router_mode, ("round_robin",)),
+            replay_mode=(replay_mode, ("offline",)))
+    if num_prefill_workers != 1 or num_decode_workers != 1:
+        raise ValueError("num_prefill_workers and num_decode_workers are only used for disagg replay; use num_workers "
+                         "for aggregated replay")
+    workers = _integer("num_workers", num_workers, 1)
+    concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
+    if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
+        raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
+    args = MockEngineArgs() if extra_engine_args is None else extra_engine_args
+    if not isinstance(args, MockEngineArgs):
+        raise TypeError(f"extra_engine_args must be MockEngineArgs, got {type(args).__name__}")
+    _check(args, workers, concurrency)
+    closed = concurrency is not None
+    speedup = float(arrival_speedup_ratio)
+    if isinstance(workload, SyntheticSpec):
+        ready = from_synthetic(workload, block_size=args.block_size, closed_loop=closed, speedup=speedup)
+    else:
+        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
+        ready = from_trace(trace, closed_loop=closed, speedup=speedup)
+    run = _run(ready, args, workers, concurrency, max_sim_time_ms, progress, fast)
+    return run, _report(run, sla, compat)
+
+
+def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine_args: MockEngineArgs | None = None,
+                     prefill_engine_args: MockEngineArgs | None = None,
+                     decode_engine_args: MockEngineArgs | None = None, router_config: Any = None,
+                     aic_perf_config: Any = None, num_workers: int = 1, num_prefill_workers: int = 1,
+                     num_decode_workers: int = 1, replay_concurrency: int | None = None, replay_mode: str = "offline",
+                     router_mode: str = "round_robin", arrival_speedup_ratio: float = 1.0,
+                     trace_block_size: int | None = None, trace_format: str = "mooncake",
+                     trace_shared_prefix_ratio: float = 0.0, trace_num_prefix_groups: int = 0,
+                     report_jsonl_path: PathLike | None = None, max_sim_time_ms: float | None = None,
+                     model_name: str | None = None, sla_ttft_ms: float | None = None, sla_itl_ms: float | None = None,
+                     sla_e2e_ms: float | None = None, planner_config: Any = None, benchmark_granularity: int = 8,
+                     on_short_hash_ids: str = "error", compat: str | None = None,
+                     progress: Progress | None = None) -> Report:
+    """Replay a trace file through a cluster and return the report.
+
+    Parameters
+    ----------
+    trace_files : path or iterable of one path
+        Mooncake JSONL, plain or .gz.
+    extra_engine_args : MockEngineArgs, optional
+        The workers' engine; defaults if None.
+    num_workers : int
+        Workers; requests go to them in turn (round robin).
+    replay_concurrency : int, optional
+        Closed loop: at most so many requests (sessions) at a time; timestamps are ignored.
+    arrival_speedup_ratio : float
+        Divides arrival times and think times (open loop).
+    trace_block_size : int, optional
+        Tokens a hash id stands for; 512 if None.
+    report_jsonl_path : path, optional
+        Also write a record per ended request, one JSON object a line.
+    max_sim_time_ms : float, optional
+        No pass starts after this simulated time.
+    sla_ttft_ms, sla_itl_ms, sla_e2e_ms : float, optional
+        Goodput bounds, ms.
+    on_short_hash_ids : {"error", "clamp"}
+        What to do with a prompt longer than its hash ids cover: refuse the row, or shorten it as the reference does.
+    compat : {"reference"}, optional
+        The reference's numbers where ours differ on purpose (see `collector.assemble_report`).
+    progress : callable, optional
+        ``progress(ended, total, sim_ms)`` now and then.
+    prefill_engine_args, decode_engine_args, router_config, aic_perf_config, num_prefill_workers, num_decode_workers, \
+replay_mode, router_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, model_name, \
+planner_config, benchmark_granularity
+        The reference's; values other than the defaults raise `ValueError` where the feature is not here yet.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    ValueError
+        A bad argument, or a bad row: `TraceError`, which names file, line and field.
+    OSError
+        The file cannot be read.
+    """
+    files = [trace_files] if isinstance(trace_files, (str, os.PathLike)) else list(trace_files)
+    _refuse(planner_config=(planner_config, (None,)))
+    _model_name(model_name)
+    run, report = _simulate(
+        files, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
+        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
+        max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
+        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress)
+    if report_jsonl_path is not None:
+        Simulation(report, _columns(run), {}).write_report_jsonl(report_jsonl_path)
+    return report
+
+
+def run_synthetic_trace_replay(input_tokens: int, output_tokens: int, request_count: int, *,
+                               extra_engine_args: MockEngineArgs | None = None,
+                               prefill_engine_args: MockEngineArgs | None = None,
+                               decode_engine_args: MockEngineArgs | None = None, router_config: Any = None,
+                               aic_perf_config: Any = None, num_workers: int = 1, num_prefill_workers: int = 1,
+                               num_decode_workers: int = 1, replay_concurrency: int | None = None,
+                               replay_mode: str = "offline", router_mode: str = "round_robin",
+                               arrival_speedup_ratio: float = 1.0, arrival_interval_ms: float = 1.0,
+                               turns_per_session: int = 1, shared_prefix_ratio: float = 0.0,
+                               num_prefix_groups: int = 0, inter_turn_delay_ms: float = 0.0,
+                               model_name: str | None = None, sla_ttft_ms: float | None = None,
+                               sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None,
+                               planner_config: Any = None, benchmark_granularity: int = 8,
+                               compat: str | None = None, progress: Progress | None = None) -> Report:
+    """Replay a synthetic workload through a cluster and return the report.
+
+    Parameters
+    ----------
+    input_tokens, output_tokens, request_count, arrival_interval_ms, turns_per_session, shared_prefix_ratio, \
+num_prefix_groups, inter_turn_delay_ms
+        The workload; see `SyntheticSpec`.
+    extra_engine_args, num_workers, replay_concurrency, arrival_speedup_ratio, sla_ttft_ms, sla_itl_ms, sla_e2e_ms, \
+compat, progress
+        As in `run_trace_replay`, and so are the remaining ones.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    ValueError
+        A bad argument.
+    """
+    _refuse(planner_config=(planner_config, (None,)))
+    _model_name(model_name)
+    spec = SyntheticSpec(input_tokens, output_tokens, request_count, arrival_interval_ms, turns_per_session,
+                         shared_prefix_ratio, num_prefix_groups, inter_turn_delay_ms)
+    return _simulate(
+        spec, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
+        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=None, trace_format="mooncake",
+        max_sim_time_ms=None, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms), on_short_hash_ids="error", compat=compat,
+        progress=progress)[1]
+
+
+def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
+             extra_engine_args: MockEngineArgs | None = None, prefill_engine_args: MockEngineArgs | None = None,
+             decode_engine_args: MockEngineArgs | None = None, router_config: Any = None, aic_perf_config: Any = None,
+             num_workers: int = 1, num_prefill_workers: int = 1, num_decode_workers: int = 1,
+             replay_concurrency: int | None = None, replay_mode: str = "offline", router_mode: str = "round_robin",
+             arrival_speedup_ratio: float = 1.0, trace_block_size: int | None = None, trace_format: str = "auto",
+             trace_shared_prefix_ratio: float = 0.0, trace_num_prefix_groups: int = 0,
+             max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
+             sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
+             router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
+             progress: Progress | None = None, fast_forward: bool = True) -> Simulation:
+    """Replay a workload and return the report with a column per request field.
+
+    Parameters
+    ----------
+    workload : path, sequence of one path, Trace or SyntheticSpec
+        What to replay.
+    router_tie_break : {"random", "lowest"}
+        How equal scores of a KV router are broken; round robin has none.
+    router_seed : int
+        Seed of random tie breaks.
+    fast_forward : bool
+        Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
+        them; the results are the same to the last bit.
+    extra_engine_args, num_workers, …
+        As in `run_trace_replay`.
+
+    Returns
+    -------
+    Simulation
+        `.report`, `.per_request` and writers.
+
+    Raises
+    ------
+    ValueError, OSError
+        As `run_trace_replay`.
+    """
+    if router_tie_break not in ("random", "lowest"):
+        raise ValueError(f"router_tie_break must be 'random' or 'lowest', got {router_tie_break!r}")
+    _model_name(model_name)
+    run, report = _simulate(
+        workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
+        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
+        max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
+        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward)
+    meta = {"mocker_version": __version__, "engine_args": run.args.to_json(), "num_workers": run.workers,
+            "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
+    return Simulation(report, _columns(run), meta)
+
+
+def _model_name(name: str | None) -> None:
+    if name == "":
+        raise ValueError("model_name must not be empty; leave it out instead")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of ``python -m mocker.replay``."""
+    from .cli import replay_main
+
+    return replay_main(None if argv is None else list(argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,192 @@
+"""What a replay is fed with: a trace or a synthetic specification, as columns and block identities.
+
+Answers to the reference's `loadgen/trace.rs` (`Trace::synthetic`, timing transformations) and to the choice of
+runtime in `replay/entrypoints.rs`.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ._paths import PathTable
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHARED_PREFIX_ID = 0xD00D << 48    # ids of shared prefix blocks; only their low 32 bits reach the tokens
+
+
+@dataclass(frozen=True)
+class SyntheticSpec:
+    """The reference's synthetic workload: constant lengths, constant arrival interval.
+
+    Parameters
+    ----------
+    input_tokens, output_tokens : int
+        Prompt and output length of every request, tokens.
+    request_count : int
+        Requests; sessions if `turns_per_session` > 1.
+    arrival_interval_ms : float
+        Between first turns, ms.
+    turns_per_session : int
+        Turns of a session; each draws fresh tokens apart from the shared prefix.
+    shared_prefix_ratio : float
+        Share of a prompt's blocks that all requests have in common (needs `num_prefix_groups` > 0).
+    num_prefix_groups : int
+        Accepted as in the reference, where the groups share the same tokens.
+    inter_turn_delay_ms : float
+        Think time between the turns of a session, ms.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    request_count: int
+    arrival_interval_ms: float = 1.0
+    turns_per_session: int = 1
+    shared_prefix_ratio: float = 0.0
+    num_prefix_groups: int = 0
+    inter_turn_delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens", "request_count", "turns_per_session"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value >= 2**62:
+                raise ValueError(f"{name} must be below 2**62, got {value}")
+        groups = self.num_prefix_groups
+        if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 0:
+            raise ValueError(f"num_prefix_groups must be an integer >= 0, got {groups!r}")
+        for name in ("arrival_interval_ms", "inter_turn_delay_ms"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite non-negative value, got {value}")
+        if not 0.0 <= self.shared_prefix_ratio <= 1.0:
+            raise ValueError(f"shared_prefix_ratio must be between 0.0 and 1.0, got {self.shared_prefix_ratio}")
+
+    @property
+    def is_simple(self) -> bool:
+        """Single requests that share nothing: the reference's request path, with arrivals at i * interval."""
+        return (self.turns_per_session == 1 and self.shared_prefix_ratio == 0.0 and self.num_prefix_groups == 0
+                and self.inter_turn_delay_ms == 0.0)
+
+    def to_trace(self, block_size: int) -> Trace:
+        """The workload as a trace whose hash ids stand for `block_size` tokens each."""
+        sessions, turns = self.request_count, self.turns_per_session
+        blocks = -(-self.input_tokens // block_size)
+        shared = 0
+        if self.num_prefix_groups > 0 and self.shared_prefix_ratio > 0.0:
+            shared = min(math.floor(blocks * self.shared_prefix_ratio + 0.5), blocks)
+        n = sessions * turns
+        ids = np.empty((n, blocks), np.uint64)
+        ids[:, :shared] = np.uint64(SHARED_PREFIX_ID) | np.arange(shared, dtype=np.uint64)
+        ids[:, shared:] = np.arange(1, n * (blocks - shared) + 1, dtype=np.uint64).reshape(n, blocks - shared)
+        starts = np.zeros(sessions)
+        if self.arrival_interval_ms > 0.0:
+            gap = 1000.0 / (1000.0 / self.arrival_interval_ms)
+            starts[1:] = np.cumsum(np.full(sessions - 1, gap))
+        arrival = np.full((sessions, turns), np.nan)
+        arrival[:, 0] = starts
+        delay = np.full((sessions, turns), float(self.inter_turn_delay_ms))
+        delay[:, 0] = 0.0
+        return Trace.from_columns(
+            block_size=block_size, arrival_ms=arrival.ravel(), input_length=np.full(n, self.input_tokens, np.int64),
+            output_length=np.full(n, self.output_tokens, np.int64),
+            hash_offsets=np.arange(0, n * blocks + 1, blocks, dtype=np.int64), hash_ids=ids.ravel(),
+            session=np.repeat(np.arange(sessions, dtype=np.int32), turns),
+            turn=np.tile(np.arange(turns, dtype=np.int32), sessions), delay_ms=delay.ravel())
+
+
+TokenSource = Callable[[int], "tuple[NDArray[np.uint32], NDArray[np.uint32]]"]
+
+
+@dataclass
+class Workload:
+    """Rows to replay. `arrival` in ms (NaN: none), lengths in tokens; `session` None for single requests."""
+
+    arrival: NDArray[np.float64]
+    prompt: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    make_paths: Callable[[int], PathTable]
+    tokens: TokenSource | None = None
+    session: NDArray[np.int32] | None = None
+    turn: NDArray[np.int32] | None = None
+    delay: NDArray[np.float64] | None = None
+    trace: Trace | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def turns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+        """Sessions as (offsets, rows in turn order, session of each row); single requests are sessions of one."""
+        n = len(self)
+        if self.session is None or self.turn is None:
+            rows = np.arange(n, dtype=np.int64)
+            return np.arange(n + 1, dtype=np.int64), rows, rows.astype(np.int32)
+        rows = np.lexsort((self.turn, self.session)).astype(np.int64)
+        counts = np.bincount(self.session)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), rows, self.session
+
+
+def trace_tokens(trace: Trace) -> TokenSource:
+    """Tokens of a trace's rows: each id repeated, cut to the prompt; and the planned outputs."""
+    offsets, planned = trace.output_token_offsets, trace.output_token_ids
+
+    def tokens(row: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        ids = trace.hash_ids[trace.hash_offsets[row]:trace.hash_offsets[row + 1]]
+        length = int(trace.input_length[row])
+        needed = -(-length // trace.block_size)
+        prompt = np.repeat(ids[:needed].astype(np.uint32), trace.block_size)[:length]
+        plan = (np.empty(0, np.uint32) if offsets is None or planned is None
+                else np.ascontiguousarray(planned[offsets[row]:offsets[row + 1]], np.uint32))
+        return np.ascontiguousarray(prompt), plan
+
+    return tokens
+
+
+def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
+    """A trace ready to replay: open loop starts at 0 and is sped up; closed loop keeps think times as they are.
+
+    Raises
+    ------
+    ValueError
+        An open-loop row has no usable arrival time, or `speedup` is not a finite positive number.
+    """
+    if not (math.isfinite(speedup) and speedup > 0):
+        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    if not closed_loop:
+        trace = trace.normalize_session_starts()
+        if speedup != 1.0:
+            trace = trace.speed_up_timing(speedup)
+    trace.validate(allow_missing_timestamps=closed_loop)
+    single = trace.is_single_turn
+    return Workload(
+        arrival=trace.arrival_ms, prompt=trace.input_length, limit=trace.output_length,
+        make_paths=lambda block_size: PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length,
+                                                              trace.block_size, block_size),
+        tokens=trace_tokens(trace) if trace.output_token_ids is not None else None,
+        session=None if single else trace.session, turn=None if single else trace.turn,
+        delay=None if single else trace.delay_ms, trace=trace)
+
+
+def from_synthetic(spec: SyntheticSpec, *, block_size: int, closed_loop: bool, speedup: float) -> Workload:
+    """A synthetic workload ready to replay; `block_size` is the engine's."""
+    if not spec.is_simple:
+        trace = spec.to_trace(block_size)
+        if closed_loop:
+            return from_trace(trace, closed_loop=True, speedup=1.0)
+        return from_trace(trace, closed_loop=False, speedup=speedup)
+    if not (math.isfinite(speedup) and speedup > 0):
+        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    n = spec.request_count
+    prompt = np.full(n, spec.input_tokens, np.int64)
+    arrival = np.arange(n, dtype=np.float64) * spec.arrival_interval_ms
+    return Workload(arrival=arrival / speedup, prompt=prompt, limit=np.full(n, spec.output_tokens, np.int64),
+                    make_paths=lambda size: PathTable.unique(prompt, size))
