@@ -1,1 +1,39 @@
-"""Simulated LLM serving engines."""
+"""Simulate LLM serving engines without a GPU.
+
+Three ways of use, one engine: replay a trace through a cluster (`simulate`, `run_trace_replay`), drive an engine
+core pass by pass (`VllmCore`), or benchmark schedulers, caches and routers on fixed workloads.
+"""
+from ._hash import compute_block_hash_for_seq
+from ._manager import KvManager
+from ._spec import SpeculativeDecodeSampler
+from ._version import __version__
+from .args import DirectRequest, MockEngineArgs, ReasoningConfig, SglangArgs, TrtllmArgs
+from .collector import TraceCollector
+from .engine import (
+    AdmissionEvent,
+    EnginePassResult,
+    ForwardPassSnapshot,
+    MockerMetrics,
+    OutputSignal,
+    RequestState,
+    RequestStatus,
+    SchedulerCommand,
+    SchedulerCommandEffects,
+    SchedulerState,
+    VllmCore,
+    create_engine_core,
+)
+from .formats import TraceError
+from .replay import SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
+from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
+from .simulation import Simulation
+from .trace import Trace, sample_trace_path
+
+__all__ = [
+    "ActiveSequence", "AdmissionEvent", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot", "KvManager",
+    "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash", "PrefillCost",
+    "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs",
+    "Simulation", "SpeculativeDecodeSampler", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
+    "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
+    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",
+]

@@ -236,8 +236,8 @@ cdef class Cluster:
         return True
 
     cdef inline bint brought(self, Core* c, double start) noexcept nogil:
-        """Whether the pass that began at `start` moved anything."""
-        return c.made > 0 or c.completed > 0 or (c.end_ms > start and not c.preempted)
+        """Whether the pass that began at `start` moved anything; recomputed generated tokens take no time."""
+        return c.made > 0 or c.completed > 0 or (not c.preempted and (c.end_ms > start or c.budget < c.max_tokens))
 
     cdef void uncount(self, Core* c) noexcept nogil:
         """Requests whose last pass ends after the cap: nobody sees them end."""
@@ -343,9 +343,9 @@ cdef class Cluster:
         return True
 
     cdef inline bint stuck(self, Core* c, double start, int64_t* idle) noexcept nogil:
-        """Count passes that brought nothing; true when no other pass can: at once if time stands still too."""
+        """Count passes that brought nothing; true when no other pass can: at once if this one changed nothing."""
         idle[0] += 1
-        return (c.end_ms <= start and c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
+        return (c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
 
     # -- arrivals that depend on completions -------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
     int64_t* weights               # requests with that gap
     int64_t used
     int64_t cap
+    int64_t zeros                  # gaps of 0, counted apart
     int error                      # ErrorCode
 
 
@@ -29,3 +30,5 @@ cdef class Collector:
     cdef Gaps gaps
     cdef readonly object columns   # dict of the NumPy arrays behind `rows`
     cdef readonly int64_t n        # rows
+
+    cdef int settle(self) except -1

@@ -5,7 +5,7 @@ Answers to `replay/collector.rs`. All requests that make a token in two consecut
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
 from libc.math cimport NAN, round, sqrt
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 import numpy as np
@@ -18,27 +18,30 @@ STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
 
 cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
     """Add `weight` gaps of `value` ms (negative ones count as 0)."""
-    cdef int64_t cap
     cdef void* moved
     if not (value > 0.0):
-        value = 0.0
+        g.zeros += weight
+        return
     if g.used > 0 and g.values[g.used - 1] == value:
         g.weights[g.used - 1] += weight
+    else:
+        gaps_append(g, value, weight)
+
+
+cdef void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:
+    cdef int64_t cap = g.cap
+    cdef void* moved = grown(g.values, &cap, g.used + 1, sizeof(double))
+    if moved == NULL:
+        g.error = ERR_MEMORY
         return
-    if g.used == g.cap:
-        cap = g.cap
-        moved = grown(g.values, &cap, g.used + 1, sizeof(double))
-        if moved == NULL:
-            g.error = ERR_MEMORY
-            return
-        g.values = <double*>moved
-        cap = g.cap
-        moved = grown(g.weights, &cap, g.used + 1, sizeof(int64_t))
-        if moved == NULL:
-            g.error = ERR_MEMORY
-            return
-        g.weights = <int64_t*>moved
-        g.cap = cap
+    g.values = <double*>moved
+    cap = g.cap
+    moved = grown(g.weights, &cap, g.used + 1, sizeof(int64_t))
+    if moved == NULL:
+        g.error = ERR_MEMORY
+        return
+    g.weights = <int64_t*>moved
+    g.cap = cap
     g.values[g.used] = value
     g.weights[g.used] = weight
     g.used += 1
@@ -82,6 +85,7 @@ cdef class Collector:
         weights : ndarray of int64, shape (k,)
             How many requests had each.
         """
+        self.settle()
         values = np.empty(self.gaps.used, np.float64)
         weights = np.empty(self.gaps.used, np.int64)
         cdef double[::1] v = values
@@ -99,8 +103,17 @@ cdef class Collector:
         tuple of dict
             Statistics of the gaps (ms) and of 1000 / gap over the gaps above 0, as `weighted_statistics` gives them.
         """
-        return (_weighted(self.gaps.values, self.gaps.weights, self.gaps.used, False),
-                _weighted(self.gaps.values, self.gaps.weights, self.gaps.used, True))
+        self.settle()
+        return _weighted(self.gaps.values, self.gaps.weights, self.gaps.used)
+
+    cdef int settle(self) except -1:
+        """Move the counted zeros into the log."""
+        if self.gaps.zeros > 0:
+            gaps_append(&self.gaps, 0.0, self.gaps.zeros)
+            if self.gaps.error:
+                raise MemoryError
+            self.gaps.zeros = 0
+        return 0
 
 
 cdef inline uint64_t bits_of(double value) noexcept nogil:
@@ -108,84 +121,135 @@ cdef inline uint64_t bits_of(double value) noexcept nogil:
     return (<uint64_t*>&value)[0]
 
 
-cdef double select(double* values, int64_t* weights, int64_t n, int64_t rank, double above) noexcept nogil:
-    """Value at 0-based `rank` of the weighted multiset of values > `above` (all >= 0), by radix selection."""
-    cdef int64_t* bins = <int64_t*>calloc(65536, sizeof(int64_t))
-    cdef uint64_t prefix = 0, b
+cdef struct Moments:               # of one weighted multiset, sums compensated
+    int64_t total
+    double low
+    double high
+    double sum
+    double lost
+
+
+cdef inline void moments_add(Moments* m, double x, int64_t weight) noexcept nogil:
+    cdef double y = x * <double>weight - m.lost, t = m.sum + y
+    m.lost = (t - m.sum) - y
+    m.sum = t
+    m.total += weight
+    if not (x >= m.low):
+        m.low = x
+    if not (x <= m.high):
+        m.high = x
+
+
+cdef double select(double* values, int64_t* weights, int64_t n, int64_t rank, int64_t* bins) noexcept nogil:
+    """Value at 0-based `rank` of a weighted multiset whose values share their upper 16 bits; `bins` has 4096 places."""
+    cdef uint64_t prefix, b
     cdef int64_t i, k
-    cdef int shift = 48
-    cdef double found = NAN
-    if bins == NULL:
-        return NAN
+    cdef int shift = 36
+    cdef double found
+    prefix = bits_of(values[0]) >> 48
     while True:
+        for i in range(4096):
+            bins[i] = 0
         for i in range(n):
             b = bits_of(values[i])
-            if values[i] > above and (shift == 48 or (b >> (shift + 16)) == prefix):
-                bins[(b >> shift) & 0xFFFF] += weights[i]
+            if b >> (shift + 12) == prefix:
+                bins[(b >> shift) & 0xFFF] += weights[i]
         k = 0
-        while k < 65536 and rank >= bins[k]:
+        while rank >= bins[k]:
             rank -= bins[k]
             k += 1
-        prefix = (prefix << 16) | <uint64_t>k
+        prefix = (prefix << 12) | <uint64_t>k
         if shift == 0:
-            break
-        shift -= 16
-        for i in range(65536):
-            bins[i] = 0
-    free(bins)
-    (<uint64_t*>&found)[0] = prefix
-    return found
+            (<uint64_t*>&found)[0] = prefix
+            return found
+        shift -= 12
 
 
-cdef dict _weighted(double* values, int64_t* weights, int64_t n, bint rates):
-    cdef int64_t i, total = 0, rank
-    cdef double x, s = 0.0, c = 0.0, y, t, low = NAN, high = NAN, mean, above = 0.0 if rates else -1.0
-    with nogil:
-        for i in range(n):
-            if values[i] > above:
-                x = 1000.0 / values[i] if rates else values[i]
-                total += weights[i]
-                y = x * <double>weights[i] - c          # compensated: the log may be long
-                t = s + y
-                c = (t - s) - y
-                s = t
-                if not (x >= low):
-                    low = x
-                if not (x <= high):
-                    high = x
-    if total == 0:
-        return {"samples": 0}
-    mean = s / <double>total
-    s = c = 0.0
-    with nogil:
-        for i in range(n):
-            if values[i] > above:
-                x = (1000.0 / values[i] if rates else values[i]) - mean
-                y = x * x * <double>weights[i] - c
-                t = s + y
-                c = (t - s) - y
-                s = t
-    result = {"samples": total, "mean": mean, "min": low, "max": high}
-    for name, percent in PERCENTILES:
-        rank = <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
-        if rates:                                       # 1000 / x turns the order round
-            rank = total - 1 - rank
+cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil:
+    """Rank of a percentile (rule: `percentile_rank`, halves away from zero)."""
+    return <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
+
+
+cdef tuple _weighted(double* values, int64_t* weights, int64_t n):
+    """Statistics of a weighted multiset of values >= 0, and of 1000 / value over those above 0.
+
+    Percentiles by radix selection: one histogram of the upper 16 bits, then the values of each bin that is asked for.
+    """
+    cdef int64_t i, k, m, rank, zeros = 0, below, last = -1
+    cdef double x, mean, rate_mean, spread = 0.0, rate_spread = 0.0
+    cdef Moments gap = Moments(0, NAN, NAN, 0.0, 0.0), rate = Moments(0, NAN, NAN, 0.0, 0.0)
+    cdef Moments second, rate_second
+    cdef int64_t* bins
+    cdef double* picked
+    cdef int64_t* picked_weights
+    if n == 0:
+        return {"samples": 0}, {"samples": 0}
+    bins = <int64_t*>calloc(65536 + 4096, sizeof(int64_t))
+    picked = <double*>malloc(n * sizeof(double))
+    picked_weights = <int64_t*>malloc(n * sizeof(int64_t))
+    try:
+        if bins == NULL or picked == NULL or picked_weights == NULL:
+            raise MemoryError
         with nogil:
-            x = select(values, weights, n, rank, above)
-        result[name] = 1000.0 / x if rates else x
-    result["std"] = sqrt(s / <double>total)
-    return result
+            for i in range(n):
+                moments_add(&gap, values[i], weights[i])
+                if values[i] > 0.0:
+                    moments_add(&rate, 1000.0 / values[i], weights[i])
+                else:
+                    zeros += weights[i]
+                bins[bits_of(values[i]) >> 48] += weights[i]
+            mean = gap.sum / <double>gap.total
+            rate_mean = rate.sum / <double>rate.total if rate.total else 0.0
+            second = rate_second = Moments(0, 0.0, 0.0, 0.0, 0.0)
+            for i in range(n):
+                x = values[i] - mean
+                moments_add(&second, x * x, weights[i])
+                if values[i] > 0.0:
+                    x = 1000.0 / values[i] - rate_mean
+                    moments_add(&rate_second, x * x, weights[i])
+            spread = sqrt(second.sum / <double>gap.total)
+            if rate.total:
+                rate_spread = sqrt(rate_second.sum / <double>rate.total)
+        gaps = {"samples": gap.total, "mean": mean, "min": gap.low, "max": gap.high, "std": spread}
+        rates = {"samples": rate.total}
+        if rate.total:
+            rates.update(mean=rate_mean, min=rate.low, max=rate.high, std=rate_spread)
+        wanted = [(nearest_rank(gap.total, p), gaps, name) for name, p in PERCENTILES]
+        if rate.total:                         # 1000 / x turns the order round
+            wanted += [(gap.total - 1 - nearest_rank(rate.total, p), rates, name) for name, p in PERCENTILES]
+        wanted.sort(key=lambda item: item[0])
+        k = below = m = 0
+        for want, out, name in wanted:
+            rank = want
+            with nogil:
+                while rank - below >= bins[k]:
+                    below += bins[k]
+                    k += 1
+                if k != last:
+                    last = k
+                    m = 0
+                    for i in range(n):
+                        if <int64_t>(bits_of(values[i]) >> 48) == k:
+                            picked[m], picked_weights[m] = values[i], weights[i]
+                            m += 1
+                x = select(picked, picked_weights, m, rank - below, bins + 65536)
+            out[name] = x if out is gaps else 1000.0 / x
+        return gaps, rates
+    finally:
+        free(bins)
+        free(picked)
+        free(picked_weights)
 
 
-def weighted_statistics(values, weights=None, bint rates=False):
+def weighted_statistics(values, weights, bint rates=False):
     """Mean, extremes, nearest-rank percentiles and population deviation of a weighted multiset.
 
     Parameters
     ----------
     values : array_like of float64, shape (n,)
         Not negative.
-    weights : array_like of int64, shape (n,), optional
-        How often each occurs; once by default.
+    weights : array_like of int64, shape (n,)
+        How often each occurs.
     rates : bool
         Over 1000 / value of the values above 0 instead.
 
@@ -196,9 +260,25 @@ def weighted_statistics(values, weights=None, bint rates=False):
         round((n - 1) * p / 100), halves up, of the sorted multiset (rule: `build_distribution_stats`).
     """
     cdef double[::1] v = np.ascontiguousarray(values, np.float64)
-    cdef int64_t[::1] w = np.ones(len(v), np.int64) if weights is None else np.ascontiguousarray(weights, np.int64)
+    cdef int64_t[::1] w = np.ascontiguousarray(weights, np.int64)
     if len(w) != len(v):
         raise ValueError(f"weights has {len(w)} elements, values has {len(v)}")
     if len(v) == 0:
         return {"samples": 0}
-    return _weighted(&v[0], &w[0], len(v), rates)
+    return _weighted(&v[0], &w[0], len(v))[rates]
+
+
+def statistics(values):
+    """The same of values that occur once each (float64, shape (n,)); any sign."""
+    cdef int64_t n = len(values)
+    if n == 0:
+        return {"samples": 0}
+    ranks = [nearest_rank(n, p) for _, p in PERCENTILES]
+    mean = values.sum() / n
+    centred = values - mean
+    ordered = np.partition(values, ranks)
+    result = {"samples": n, "mean": mean, "min": values.min(), "max": values.max(),
+              "std": sqrt(np.dot(centred, centred) / n)}
+    for (name, _), rank in zip(PERCENTILES, ranks):
+        result[name] = ordered[rank]
+    return result

@@ -17,7 +17,7 @@ cdef struct Request:
     int32_t full                   # full (registered) blocks in its block list
     uint8_t partial                # 1: the list ends with an unregistered block
     uint8_t status                 # RequestStatus
-    int64_t pass_no                # pass that scheduled it last; the next four describe that
+    int64_t pass_no                # pass that scheduled it last, negative for a plain decode step; of others:
     int64_t used                   # tokens scheduled
     int64_t used_prompt            # of them prompt tokens
     int64_t used_prefix            # prompt tokens before them

@@ -344,6 +344,49 @@ cdef bint evict_has(Eviction* order, int32_t slot) noexcept nogil:
     return order.lists.level[slot] >= 0
 
 
+cdef _make_lineage(EvictionOrder order):
+    n_nodes = 2 * order.capacity + 1  # one more: an insertion makes a ghost before the last one goes
+    size = 1 << (2 * n_nodes - 1).bit_length()
+    nodes = np.zeros(n_nodes, dtype=np.dtype([
+        ("key", np.uint64), ("tick", np.uint64), ("position", np.int32), ("slot", np.int32), ("parent", np.int32),
+        ("n_children", np.int32), ("heap_index", np.int32), ("indexed", np.int32)]))
+    nodes["slot"] = NODE_FREE
+    nodes["parent"] = np.arange(1, n_nodes + 1)
+    nodes["parent"][n_nodes - 1] = -1
+    index, node_of = np.full(size, -1, dtype=np.int32), np.full(order.capacity, -1, dtype=np.int32)
+    heap = np.zeros(n_nodes, dtype=np.int32)
+    cdef LineageNode[::1] node_view = nodes
+    cdef int32_t[::1] index_view = index, heap_view = heap, node_of_view = node_of
+    order.c.lineage.nodes, order.c.lineage.index = &node_view[0], &index_view[0]
+    order.c.lineage.heap, order.c.lineage.node_of = &heap_view[0], &node_of_view[0]
+    order.c.lineage.index_mask = size - 1
+    order.c.lineage.n_heap = order.c.lineage.free_node = 0
+    order.c.lineage.next_tick = 0
+    order._slabs = {"nodes": nodes, "index": index, "heap": heap, "node_of": node_of}
+
+
+cdef _make_lists(EvictionOrder order):
+    cdef int32_t[::1] previous_view, next_view
+    cdef int8_t[::1] level_view
+    cdef uint64_t[::1] table_view
+    previous, following = np.full((2, order.capacity), -1, dtype=np.int32)
+    level = np.full(order.capacity, -1, dtype=np.int8)
+    previous_view, next_view, level_view = previous, following, level
+    order.c.lists.previous, order.c.lists.next = &previous_view[0], &next_view[0]
+    order.c.lists.level = &level_view[0]
+    for i in range(4):
+        order.c.lists.head[<int>i] = order.c.lists.tail[<int>i] = -1
+    order._slabs = {"previous": previous, "next": following, "level": level}
+    if order.c.backend == BY_MULTI_LRU:
+        table = np.zeros(max(1, order.capacity // 4), dtype=np.uint64)
+        table_view = table
+        order.c.sketch.table = &table_view[0]
+        order.c.sketch.n_words = table.size
+        order.c.sketch.size = 0
+        order.c.sketch.sample = min(10 * order.capacity, 0xFFFFFFFF)
+        order._slabs["table"] = table
+
+
 cdef class EvictionOrder:
     """Owner of an eviction order, and its Python face.
 
@@ -364,7 +407,7 @@ cdef class EvictionOrder:
     Compiled callers take the address of `c` and call the functions of `_evict.pxd`; those check nothing.
     """
 
-    def __init__(self, capacity, backend="lineage"):
+    def __cinit__(self, capacity, backend="lineage"):
         if not 1 <= capacity <= 1 << 29:
             raise ValueError(f"capacity must be in 1..={1 << 29}, got {capacity}")
         if backend not in BACKENDS:
@@ -374,50 +417,9 @@ cdef class EvictionOrder:
         self.c.n = 0
         self.c.sketch.n_words = 0
         if self.c.backend == BY_LINEAGE:
-            self._make_lineage()
+            _make_lineage(self)
         else:
-            self._make_lists()
-
-    def _make_lineage(self):
-        n_nodes = 2 * self.capacity + 1  # one more: an insertion makes a ghost before the last one goes
-        size = 1 << (2 * n_nodes - 1).bit_length()
-        nodes = np.zeros(n_nodes, dtype=np.dtype([
-            ("key", np.uint64), ("tick", np.uint64), ("position", np.int32), ("slot", np.int32), ("parent", np.int32),
-            ("n_children", np.int32), ("heap_index", np.int32), ("indexed", np.int32)]))
-        nodes["slot"] = NODE_FREE
-        nodes["parent"] = np.arange(1, n_nodes + 1)
-        nodes["parent"][n_nodes - 1] = -1
-        index, node_of = np.full(size, -1, dtype=np.int32), np.full(self.capacity, -1, dtype=np.int32)
-        heap = np.zeros(n_nodes, dtype=np.int32)
-        cdef LineageNode[::1] node_view = nodes
-        cdef int32_t[::1] index_view = index, heap_view = heap, node_of_view = node_of
-        self.c.lineage.nodes, self.c.lineage.index = &node_view[0], &index_view[0]
-        self.c.lineage.heap, self.c.lineage.node_of = &heap_view[0], &node_of_view[0]
-        self.c.lineage.index_mask = size - 1
-        self.c.lineage.n_heap = self.c.lineage.free_node = 0
-        self.c.lineage.next_tick = 0
-        self._slabs = {"nodes": nodes, "index": index, "heap": heap, "node_of": node_of}
-
-    def _make_lists(self):
-        cdef int32_t[::1] previous_view, next_view
-        cdef int8_t[::1] level_view
-        cdef uint64_t[::1] table_view
-        previous, following = np.full((2, self.capacity), -1, dtype=np.int32)
-        level = np.full(self.capacity, -1, dtype=np.int8)
-        previous_view, next_view, level_view = previous, following, level
-        self.c.lists.previous, self.c.lists.next = &previous_view[0], &next_view[0]
-        self.c.lists.level = &level_view[0]
-        for i in range(4):
-            self.c.lists.head[<int>i] = self.c.lists.tail[<int>i] = -1
-        self._slabs = {"previous": previous, "next": following, "level": level}
-        if self.c.backend == BY_MULTI_LRU:
-            table = np.zeros(max(1, self.capacity // 4), dtype=np.uint64)
-            table_view = table
-            self.c.sketch.table = &table_view[0]
-            self.c.sketch.n_words = table.size
-            self.c.sketch.size = 0
-            self.c.sketch.sample = min(10 * self.capacity, 0xFFFFFFFF)
-            self._slabs["table"] = table
+            _make_lists(self)
 
     def _check(self, slot, present):
         if not 0 <= slot < self.capacity:

@@ -59,7 +59,7 @@ cdef enum:
 cdef uint8_t[SECRET_BYTES] SECRET       # the published default secret
 cdef uint8_t[SECRET_BYTES] SECRET_1337  # derived for seed 1337, used by inputs over 240 bytes
 
-_DEFAULT_SECRET = bytes.fromhex(
+cdef bytes _DEFAULT_SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
     "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"

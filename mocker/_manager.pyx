@@ -14,9 +14,7 @@ A signal that the reference would answer with a panic raises `ValueError` or `Ke
 """
 from libc.stdint cimport int32_t
 
-from mocker._evict cimport (
-    Eviction, EvictionOrder, Plh, evict_insert, evict_pop, evict_remove, evict_touch, plh_from_int,
-)
+from mocker._evict cimport EvictionOrder, Plh, evict_insert, evict_pop, evict_remove, evict_touch, plh_from_int
 
 import numpy as np
 
@@ -35,6 +33,12 @@ cdef class _Reservation:
     """Slots taken from the pool and held by nobody yet."""
     cdef KvManager _manager
     cdef list _slots  # free for use by the reservation, the next one last
+
+    def __cinit__(self):
+        self._slots = []
+
+    def __init__(self):
+        raise TypeError("a KvManager makes its reservations")
 
     def __len__(self):
         return len(self._slots)
@@ -76,6 +80,9 @@ cdef class DestinationReservation(_Reservation):
     cdef list _prefix  # (sequence hash, slot) of each held block of the cached prefix
     cdef public object layout
 
+    def __cinit__(self):
+        self._prefix = []
+
     @property
     def transferable_prompt_tokens(self):
         """Tokens to transfer, rounded up to blocks."""
@@ -83,7 +90,7 @@ cdef class DestinationReservation(_Reservation):
 
     def release(self):
         """Give everything back, the held prefix from root to leaf as the reference does; harmless if called again."""
-        for _, slot in self._prefix or ():
+        for _, slot in self._prefix:
             self._manager._let_go(slot)
         self._prefix = []
         _Reservation.release(self)
@@ -126,8 +133,8 @@ cdef class KvManager:
     cdef list _events
     cdef object _next_event_id
 
-    def __init__(self, max_capacity, block_size, *, eviction_backend="lineage", capture_events=False, worker_id=0,
-                 dp_rank=0):
+    def __cinit__(self, max_capacity, block_size, *, eviction_backend="lineage", capture_events=False, worker_id=0,
+                  dp_rank=0):
         if not 1 <= block_size <= 1024 or block_size & (block_size - 1):
             raise ValueError(f"block_size must be a power of two in 1..=1024, got {block_size}")
         if max_capacity < 1:
@@ -414,7 +421,7 @@ cdef class KvManager:
         if taken is None:
             return None
         self._publish_removed(taken[1])
-        cdef DecodeBlockReservation reservation = DecodeBlockReservation()
+        cdef DecodeBlockReservation reservation = DecodeBlockReservation.__new__(DecodeBlockReservation)
         reservation._manager, reservation._slots = self, taken[0]
         return reservation
 
@@ -443,9 +450,8 @@ cdef class KvManager:
             eviction order, from root to leaf, and nothing else has changed.
         """
         layout = sequence.prepare_allocation(sequence.num_input_tokens)
-        cdef DestinationReservation reservation = DestinationReservation()
-        reservation._manager, reservation._slots, reservation._prefix = self, [], []
-        reservation.layout = layout
+        cdef DestinationReservation reservation = DestinationReservation.__new__(DestinationReservation)
+        reservation._manager, reservation.layout = self, layout
         if layout is None:
             return reservation
         for block, plh in zip(layout.blocks, layout.plhs):  # noqa: B905 - a partial block has no plh and comes last

@@ -11,7 +11,7 @@ Cost: `scan_mooncake` is O(bytes), one walk after a count of the lines, without 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport NAN, isfinite, isnan
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT32_MAX, UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
 import numpy as np
@@ -19,7 +19,8 @@ import numpy as np
 cdef enum:
     NOT_TAKEN = 0           # the row is for the slow reader
     TAKEN = 1
-    FULL = 2                # no room for another hash id: enlarge, then scan this row again
+    FULL_IDS = 2            # no room for another hash id: enlarge, then scan this row again
+    FULL_TOKENS = 3         # the same for planned output tokens
 
 cdef enum:                  # keys of a row; bits of "already seen"
     UNKNOWN = 0
@@ -30,7 +31,10 @@ cdef enum:                  # keys of a row; bits of "already seen"
     DELAY = 16
     SESSION_ID = 32
     REQUEST_ID = 64
-    SLOW_KEY = 128          # known, but only the slow reader understands it
+    PRIORITY = 128
+    STRICT_PRIORITY = 256
+    POLICY_CLASS = 512
+    OUTPUT_TOKEN_IDS = 1024
 
 cdef enum:                  # results of link_turns
     LINK_OK = 0
@@ -53,17 +57,23 @@ cdef struct Scan:
     int64_t lines           # lines passed, blank ones too
     int64_t rows            # rows written, slow ones too
     int64_t ids             # hash ids written
-    int64_t room            # length of hash_ids
+    int64_t ids_room        # length of hash_ids
+    int64_t tokens          # planned output tokens written
+    int64_t tokens_room     # length of token_ids
     int64_t slow            # rows left to the slow reader
     int64_t late            # numbers left to Python's float
     int64_t sessions        # rows with a session id
     int64_t requests        # rows with a request id
+    int64_t policies        # rows with a policy class
     double *arrival         # [row] ms, NaN = missing
     double *delay           # [row] ms, NaN = missing
     int64_t *input          # [row] tokens, -1 = missing
     int64_t *output         # [row] tokens
     int64_t *offsets        # [row + 1] into hash_ids
     uint64_t *hash_ids
+    uint64_t *token_ids     # concatenated planned output tokens
+    int32_t *priority       # [row] 0 unless given, as the next one
+    uint32_t *strict
     int64_t *line           # [row] 1-based
     int64_t *slow_start     # [row] byte range of a slow row, end 0 = the row was taken
     int64_t *slow_end
@@ -71,6 +81,8 @@ cdef struct Scan:
     int64_t *late_delay
     int64_t *session_at     # [row] first byte of the string, 0 = none
     int64_t *request_at
+    int64_t *policy_at
+    int64_t *planned        # [row] number of planned output tokens
 
 # Powers of ten that a double holds exactly: with a mantissa below 2**53 one division rounds once, hence correctly.
 cdef double[20] TEN = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
@@ -166,7 +178,7 @@ cdef inline int _key(const uint8_t *p, Py_ssize_t n) noexcept nogil:
         if memcmp(p, b"delay_ms", 8) == 0:
             return DELAY
         if memcmp(p, b"priority", 8) == 0:
-            return SLOW_KEY
+            return PRIORITY
     elif n == 9:
         if memcmp(p, b"timestamp", 9) == 0:
             return TIMESTAMP
@@ -176,7 +188,7 @@ cdef inline int _key(const uint8_t *p, Py_ssize_t n) noexcept nogil:
         if memcmp(p, b"created_time", 12) == 0:
             return TIMESTAMP
         if memcmp(p, b"policy_class", 12) == 0:
-            return SLOW_KEY
+            return POLICY_CLASS
     elif n == 13:
         if memcmp(p, b"output_length", 13) == 0 or memcmp(p, b"output_tokens", 13) == 0:
             return OUTPUT_LENGTH
@@ -190,10 +202,10 @@ cdef inline int _key(const uint8_t *p, Py_ssize_t n) noexcept nogil:
             return DELAY
     elif n == 15:
         if memcmp(p, b"strict_priority", 15) == 0:
-            return SLOW_KEY
+            return STRICT_PRIORITY
     elif n == 16:
         if memcmp(p, b"output_token_ids", 16) == 0:
-            return SLOW_KEY
+            return OUTPUT_TOKEN_IDS
     return UNKNOWN
 
 
@@ -215,27 +227,30 @@ cdef inline const uint8_t *_skip(const uint8_t *p) noexcept nogil:
     return _number(p, &value, &late)
 
 
-cdef inline const uint8_t *_hash_ids(Scan *s, const uint8_t *p, int64_t *ids, int *status) noexcept nogil:
-    """Append the list at `p` at index `ids[0]`; the byte after it, or NULL with the reason in `status`."""
-    cdef int64_t n = ids[0], room = s.room
-    cdef uint64_t *to = s.hash_ids
+cdef inline const uint8_t *_integers(const uint8_t *p, uint64_t limit, uint64_t *to, int64_t *count, int64_t room,
+                                     bint *full) noexcept nogil:
+    """Append the list at `p`, of integers up to `limit`, at index `count[0]`; the byte after it, or NULL.
+
+    NULL with `full` set means that the list would not fit.
+    """
+    cdef int64_t n = count[0]
     cdef uint64_t value = 0
     if p[0] != c'[':
         return NULL
     p = _blank(p + 1)
     while True:
         p = _integer(p, 19, &value)
-        if p == NULL:
-            return NULL     # also the empty list, which is an error
+        if p == NULL or value > limit:
+            return NULL     # also the empty list, which is an error or rare
         if n == room:
-            status[0] = FULL
+            full[0] = True
             return NULL
         to[n] = value
         n += 1
         if p[0] != c',':
             p = _blank(p)
             if p[0] == c']':
-                ids[0] = n
+                count[0] = n
                 return p + 1
             if p[0] != c',':
                 return NULL
@@ -248,13 +263,14 @@ cdef inline const uint8_t *_hash_ids(Scan *s, const uint8_t *p, int64_t *ids, in
 
 cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
     """Read the row at `p` (first byte that is not blank) into the columns, or leave them as if untouched."""
-    cdef int64_t row = s.rows, ids = s.ids, late_arrival = 0, late_delay = 0, session_at = 0, request_at = 0
+    cdef int64_t row = s.rows, ids = s.ids, tokens = s.tokens
+    cdef int64_t late_arrival = 0, late_delay = 0, session_at = 0, request_at = 0, policy_at = 0
     cdef double arrival = NAN, delay = NAN
     cdef uint64_t length = 0
-    cdef int64_t input = -1, output = -1
+    cdef int64_t input = -1, output = -1, priority = 0, strict = 0
     cdef const uint8_t *q
-    cdef int key, seen = 0, status = NOT_TAKEN
-    cdef bint late = False
+    cdef int key, seen = 0
+    cdef bint late = False, full = False
     if p[0] != c'{':
         return NOT_TAKEN
     p = _blank(p + 1)
@@ -266,7 +282,7 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         if q == NULL:
             return NOT_TAKEN
         key = _key(p, q - p)
-        if key & (seen | SLOW_KEY):
+        if key & seen:
             return NOT_TAKEN
         seen |= key
         p = _blank(q + 1)
@@ -275,7 +291,9 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         p = _blank(p + 1)
         q = p
         if key == HASH_IDS:
-            p = _hash_ids(s, p, &ids, &status)
+            p = _integers(p, UINT64_MAX, s.hash_ids, &ids, s.ids_room, &full)
+            if full:
+                return FULL_IDS
         elif key == INPUT_LENGTH:
             p = _integer(p, 18, &length)
             input = <int64_t>length
@@ -292,6 +310,20 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
                 late_delay = q - s.base
         elif key == UNKNOWN:
             p = _skip(p)
+        elif key == OUTPUT_TOKEN_IDS:
+            p = _integers(p, UINT32_MAX, s.token_ids, &tokens, s.tokens_room, &full)
+            if full:
+                return FULL_TOKENS
+        elif key == PRIORITY:
+            p = _integer(p + 1 if q[0] == c'-' else p, 10, &length)
+            if length > INT32_MAX or (length == 0 and q[0] == c'-'):
+                return NOT_TAKEN
+            priority = -<int64_t>length if q[0] == c'-' else <int64_t>length
+        elif key == STRICT_PRIORITY:
+            p = _integer(p, 10, &length)
+            if length > UINT32_MAX:
+                return NOT_TAKEN
+            strict = <int64_t>length
         else:
             if p[0] != c'"':
                 return NOT_TAKEN
@@ -300,10 +332,12 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
                 p += 1
             if key == SESSION_ID:
                 session_at = q + 1 - s.base
+            elif key == POLICY_CLASS:
+                policy_at = q + 1 - s.base
             else:
                 request_at = q + 1 - s.base
         if p == NULL:
-            return status
+            return NOT_TAKEN
         late = False
         p = _blank(p)
         if p[0] == c'}':
@@ -314,12 +348,21 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
     p = _blank(p + 1)
     if p[0] != c'\n' or (seen & (HASH_IDS | OUTPUT_LENGTH)) != HASH_IDS | OUTPUT_LENGTH:
         return NOT_TAKEN
+    if seen & OUTPUT_TOKEN_IDS and tokens - s.tokens != output:
+        return NOT_TAKEN
     s.arrival[row] = arrival
     s.delay[row] = delay
     s.input[row] = input
     s.output[row] = output
     s.offsets[row + 1] = ids
     s.ids = ids
+    if seen & (PRIORITY | STRICT_PRIORITY | POLICY_CLASS | OUTPUT_TOKEN_IDS):
+        s.priority[row] = <int32_t>priority
+        s.strict[row] = <uint32_t>strict
+        s.policy_at[row] = policy_at
+        s.policies += policy_at != 0
+        s.planned[row] = tokens - s.tokens
+        s.tokens = tokens
     if late_arrival | late_delay | session_at | request_at:
         s.late_arrival[row] = late_arrival
         s.late_delay[row] = late_delay
@@ -345,7 +388,7 @@ cdef void _mark_slow(Scan *s, const uint8_t *start, const uint8_t *stop) noexcep
 
 
 cdef int _scan(Scan *s, bint all_slow) noexcept nogil:
-    """Read rows up to the last newline; TAKEN, or FULL before a row that needs more room."""
+    """Read rows up to the last newline; TAKEN, or a FULL_ code before a row that needs more room."""
     cdef const uint8_t *p
     cdef int status
     while s.pos < s.end:
@@ -357,8 +400,8 @@ cdef int _scan(Scan *s, bint all_slow) noexcept nogil:
             s.pos = p + 1
             continue
         status = NOT_TAKEN if all_slow else _row(s, _blank(s.pos))
-        if status == FULL:
-            return FULL
+        if status >= FULL_IDS:
+            return status
         if status == NOT_TAKEN:
             p = <const uint8_t *>memchr(p, c'\n', s.end - p)
             _mark_slow(s, s.pos, p)
@@ -396,11 +439,18 @@ cdef class MooncakeRows:
         1-based line in the file.
     slow : int64[k, 3]
         Row, first byte and one past the last byte of each row that was not taken.
-    session_ids, request_ids : list of (str or None), or None
+    session_ids, request_ids, policy_class : list of (str or None), or None
         None when no taken row has one.
+    priority : int32[n]
+    strict_priority : uint32[n]
+        0 unless given.
+    planned : int64[n]
+        Number of planned output tokens.
+    output_token_ids : uint32[sum(planned)]
     """
     cdef readonly object arrival_ms, delay_ms, input_length, output_length, hash_offsets, hash_ids, line, slow
-    cdef readonly list session_ids, request_ids
+    cdef readonly object priority, strict_priority, planned, output_token_ids
+    cdef readonly list session_ids, request_ids, policy_class
 
 
 cdef list _strings(const uint8_t *base, const int64_t *at, int64_t rows):
@@ -430,6 +480,13 @@ cdef int _read_late(const uint8_t *base, const int64_t *at, double *column, int6
     return 0
 
 
+cdef object _wider(object ids, int64_t used, int64_t least):
+    """A larger copy of a uint64 array of which the first `used` values count."""
+    wider = np.empty(max(2 * len(ids), least), np.uint64)
+    wider[:used] = ids[:used]
+    return wider
+
+
 def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all_slow=False):
     """Read the usual rows of a Mooncake JSONL buffer, and mark the others.
 
@@ -455,14 +512,17 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     cdef double[::1] arrival, delay
     cdef int64_t[::1] input, output, offsets, line
     cdef int64_t[:, ::1] marks, slow
-    cdef uint64_t[::1] ids
+    cdef int32_t[::1] priority
+    cdef uint32_t[::1] strict
+    cdef uint64_t[::1] ids, token_ids
+    cdef int64_t guess = (size - start) // 6 + 16       # values: each takes some nine bytes in practice
     cdef MooncakeRows out = MooncakeRows.__new__(MooncakeRows)
     if not 0 <= start <= size:
         raise ValueError(f"start must be in [0, {size}], is {start}")
     s.base = &data[0] if size else NULL
     s.end = s.base + size
     s.pos = s.base + start
-    s.lines = s.rows = s.ids = s.slow = s.late = s.sessions = s.requests = 0
+    s.lines = s.rows = s.ids = s.tokens = s.slow = s.late = s.sessions = s.requests = s.policies = 0
     with nogil:
         while s.end > s.pos and (s.end - 1)[0] != c'\n':
             s.end -= 1
@@ -475,26 +535,34 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     out.arrival_ms, out.delay_ms = np.empty(room), np.empty(room)
     out.input_length, out.output_length = np.empty(room, np.int64), np.empty(room, np.int64)
     out.line, out.hash_offsets = np.empty(room, np.int64), np.empty(room + 1, np.int64)
-    # An id takes some nine bytes in practice; pages that stay untouched cost nothing.
-    out.hash_ids = np.empty((size - start) // 6 + 16, np.uint64)
+    out.hash_ids = np.empty(guess, np.uint64)           # pages that stay untouched cost nothing
+    tokens = np.empty(1, np.uint64)
+    out.priority, out.strict_priority = np.zeros(room, np.int32), np.zeros(room, np.uint32)
     arrival, delay, input, output = out.arrival_ms, out.delay_ms, out.input_length, out.output_length
-    line, offsets, ids = out.line, out.hash_offsets, out.hash_ids
-    marks = np.zeros((6, room), np.int64)
+    line, offsets, ids, token_ids = out.line, out.hash_offsets, out.hash_ids, tokens
+    priority, strict = out.priority, out.strict_priority
+    notes = np.zeros((8, room), np.int64)
+    marks = notes
     s.arrival, s.delay, s.input, s.output = &arrival[0], &delay[0], &input[0], &output[0]
-    s.line, s.offsets, s.hash_ids, s.room = &line[0], &offsets[0], &ids[0], ids.shape[0]
+    s.line, s.offsets, s.hash_ids, s.ids_room = &line[0], &offsets[0], &ids[0], ids.shape[0]
+    s.priority, s.strict, s.token_ids, s.tokens_room = &priority[0], &strict[0], &token_ids[0], 1
     s.slow_start, s.slow_end, s.late_arrival = &marks[0, 0], &marks[1, 0], &marks[2, 0]
     s.late_delay, s.session_at, s.request_at = &marks[3, 0], &marks[4, 0], &marks[5, 0]
+    s.policy_at, s.planned = &marks[6, 0], &marks[7, 0]
     s.offsets[0] = 0
     while True:
         with nogil:
             status = _scan(&s, all_slow)
-        if status != FULL:
+        if status == FULL_IDS:
+            out.hash_ids = _wider(out.hash_ids, s.ids, guess)
+            ids = out.hash_ids
+            s.hash_ids, s.ids_room = &ids[0], ids.shape[0]
+        elif status == FULL_TOKENS:
+            tokens = _wider(tokens, s.tokens, guess)
+            token_ids = tokens
+            s.token_ids, s.tokens_room = &token_ids[0], token_ids.shape[0]
+        else:
             break
-        wider = np.empty(2 * s.room, np.uint64)
-        wider[:s.ids] = out.hash_ids[:s.ids]
-        out.hash_ids = wider
-        ids = wider
-        s.hash_ids, s.room = &ids[0], ids.shape[0]
     if open_end:            # a last line without newline: the scanner may not run into the end of the buffer
         _mark_slow(&s, s.end, s.base + size)
         s.line[s.rows] = s.lines + 1
@@ -504,6 +572,9 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
         _read_late(s.base, s.late_delay, s.delay, s.rows)
     out.session_ids = _strings(s.base, s.session_at, s.rows) if s.sessions else None
     out.request_ids = _strings(s.base, s.request_at, s.rows) if s.requests else None
+    out.policy_class = _strings(s.base, s.policy_at, s.rows) if s.policies else None
+    out.planned = notes[7, :s.rows].copy()
+    out.output_token_ids = tokens[:s.tokens].astype(np.uint32)
     out.slow = np.empty((s.slow, 3), np.int64)
     slow = out.slow
     for i in range(s.rows if s.slow else 0):
@@ -512,8 +583,11 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
             k += 1
     arrival = delay = None      # an array with a view on it must not be resized
     input = output = line = offsets = None
+    priority = None
+    strict = None
     ids = None
-    for column in (out.arrival_ms, out.delay_ms, out.input_length, out.output_length, out.line):
+    for column in (out.arrival_ms, out.delay_ms, out.input_length, out.output_length, out.line, out.priority,
+                   out.strict_priority):
         column.resize(s.rows, refcheck=False)
     out.hash_offsets.resize(s.rows + 1, refcheck=False)
     out.hash_ids.resize(s.ids, refcheck=False)      # gives the spare pages back, without a copy

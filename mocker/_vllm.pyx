@@ -326,12 +326,16 @@ cdef void work_note(Core* c, Request* r) noexcept nogil:
 
 cdef void undo(Core* c, Request* r) noexcept nogil:
     """Give back what a request preempted in this pass was scheduled for."""
-    if r.pass_no != c.pass_no:
+    if r.pass_no != c.pass_no and r.pass_no != -c.pass_no:
+        return
+    if c.metrics:
+        c.works[r.work].undone = True
+    if r.pass_no < 0:                          # a decode step
+        c.budget += 1
+        r.pass_no = 0
         return
     r.pass_no = 0
     c.budget += r.used
-    if c.metrics:
-        c.works[r.work].undone = True
     if r.used_prompt > 0 and c.worker_type != WORKER_DECODE:
         c.batch -= 1
         c.batch_isl -= r.used_prefix + r.used_prompt
@@ -418,11 +422,9 @@ cdef void schedule_running(Core* c) noexcept nogil:
             r.computed = r.len                 # one token of a block that it has: the usual decode step
             if r.alloc < r.len:
                 r.alloc = r.len
-            r.pass_no = c.pass_no
-            r.used = 1
-            r.used_prompt = 0
-            r.used_prefix = r.prompt
+            r.pass_no = -c.pass_no
             if c.metrics:
+                r.used, r.used_prompt, r.used_prefix = 1, 0, r.prompt
                 work_note(c, r)
             c.budget -= 1
             i += 1
@@ -611,11 +613,11 @@ cdef int64_t collect_ready(Core* c, int64_t* total_length) noexcept nogil:
 
 cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcept nogil:
     """One token for each of the `n` ready requests in order; returns the decode time, ms (0 if none was made)."""
-    cdef int64_t i, token, together = 0
+    cdef int64_t i, token, together = 0, steps = 0
     cdef double decode = 0.0, at
     cdef int32_t slot, victim
     cdef Request* r
-    cdef bint changed = False, made, done
+    cdef bint changed = False, made, done, plain = c.rows != NULL and not c.real_tokens and not c.record
     c.steady = n == c.n_running                # so far: whoever runs on will have made a token
     if c.worker_type != WORKER_PREFILL:
         decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
@@ -623,6 +625,13 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
     for i in range(n):
         slot = c.ready[i]
         r = &c.req[slot]
+        if (plain and r.len & c.mask and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit
+                and r.status == ST_RUNNING):
+            r.len += 1                         # the usual decode step: inside its block, after its own last token
+            r.gen += 1
+            r.last_ms = at
+            steps += 1
+            continue
         made = False
         while r.status == ST_RUNNING:
             if r.len & c.mask:
@@ -657,14 +666,15 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
         if done:
             finish(c, slot, END_COMPLETED)
             changed = True
+    c.made += steps
     c.made_by = c.made
     if changed:
         c.preempted = True                     # whoever waits has to be looked at again
         running_compact(c)
     if c.made == 0:
         return 0.0
-    if c.rows != NULL and together > 0:
-        gaps_add(c.gaps, at - c.last_emit, together)
+    if c.rows != NULL and together + steps > 0:
+        gaps_add(c.gaps, at - c.last_emit, together + steps)
     c.last_emit = at
     return decode
 

@@ -14,7 +14,8 @@ from uuid import UUID
 
 import numpy as np
 
-from ._collect import STATISTICS, weighted_statistics
+from ._collect import STATISTICS, statistics, weighted_statistics
+from .simulation import RECORD_KEYS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,11 +165,11 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
     out["prefix_cache_reused_ratio"] = int(c.reused[served].sum()) / inputs if inputs else 0.0
     out["first_admission_prefix_cache_reused_ratio"] = int(c.first_reused[served].sum()) / inputs if inputs else 0.0
     samples: dict[str, int] = {}
-    _distribution(out, samples, "ttft", "_ms", weighted_statistics(ttft), reference)
-    _distribution(out, samples, "ttst", "_ms", weighted_statistics(ttst), reference)
-    _distribution(out, samples, "tpot", "_ms", weighted_statistics(tpot), reference)
+    _distribution(out, samples, "ttft", "_ms", statistics(ttft), reference)
+    _distribution(out, samples, "ttst", "_ms", statistics(ttst), reference)
+    _distribution(out, samples, "tpot", "_ms", statistics(tpot), reference)
     _distribution(out, samples, "itl", "_ms", gaps, reference)
-    _distribution(out, samples, "e2e_latency", "_ms", weighted_statistics(e2e), reference)
+    _distribution(out, samples, "e2e_latency", "_ms", statistics(e2e), reference)
     _distribution(out, samples, "output_token_throughput_per_user", "", rates, reference)
     if not reference:
         for code in (0, 2, 3, 4):
@@ -228,8 +229,9 @@ class TraceCollector:
 
     def _columns(self) -> Columns:
         n = len(self._stats)
-        c = Columns(*(np.full(n, np.nan) for _ in range(5)), *(np.zeros(n, np.int64) for _ in range(5)),
-                    np.zeros(n, np.int8))
+        times_ms, counts = np.full((5, n), np.nan), np.zeros((5, n), np.int64)
+        c = Columns(times_ms[0], times_ms[1], times_ms[2], times_ms[3], times_ms[4], counts[0], counts[1], counts[2],
+                    counts[3], counts[4], np.zeros(n, np.int8))
         for i, (uuid, stats) in enumerate(self._stats.items()):
             times = self._times[uuid]
             c.arrival[i], c.first_admit[i] = stats.arrival_ms, stats.first_admit_ms
@@ -246,8 +248,9 @@ class TraceCollector:
         """Report over everything collected so far, without worker time (see `assemble_report`)."""
         gaps = [np.maximum(np.diff(np.asarray(t)), 0.0) for t in self._times.values() if len(t) > 1]
         flat = np.concatenate(gaps) if gaps else np.empty(0)
-        return assemble_report(self._columns(), weighted_statistics(flat), weighted_statistics(flat, rates=True),
-                               sla=sla, decode_worker_seconds=0.0, compat=compat)
+        rates = weighted_statistics(flat, np.ones(len(flat), np.int64), rates=True)
+        return assemble_report(self._columns(), statistics(flat), rates, sla=sla, decode_worker_seconds=0.0,
+                               compat=compat)
 
     def per_request_records(self) -> list[dict[str, Any]]:
         """Requests that ended, as the reference's records, by arrival time and UUID text."""
@@ -258,7 +261,7 @@ class TraceCollector:
             times = self._times[uuid]
             first = times[0] if times else None
             last = times[-1] if times else None
-            record: dict[str, Any] = dict.fromkeys(PER_REQUEST_KEYS)
+            record: dict[str, Any] = dict.fromkeys(RECORD_KEYS)
             record.update(
                 uuid=str(uuid), arrival_time_ms=stats.arrival_ms,
                 first_admit_ms=None if math.isnan(stats.first_admit_ms) else stats.first_admit_ms,
@@ -272,12 +275,3 @@ class TraceCollector:
             records.append(record)
         records.sort(key=lambda r: (r["arrival_time_ms"], r["uuid"]))
         return records
-
-
-PER_REQUEST_KEYS = (
-    "session_id", "turn_index", "uuid", "arrival_time_ms", "first_admit_ms", "first_token_ms", "last_token_ms",
-    "ttft_ms", "ttst_ms", "e2e_latency_ms", "itl_ms", "input_length", "output_length", "reused_input_tokens",
-    "prefill_worker_idx", "decode_worker_idx", "prefill_admit_ms", "source_held_ms", "destination_reserved_ms",
-    "destination_activated_ms", "decode_admit_ms", "source_released_ms", "decode_reused_input_tokens",
-    "prefill_route_overlap_tokens", "decode_route_overlap_tokens", "terminal_status",
-)

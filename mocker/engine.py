@@ -9,6 +9,7 @@ import math
 import uuid as _uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,12 +187,20 @@ class SchedulerCommandEffects:
                 "kv_events": self.kv_events}
 
 
+class RequestStatus(str, Enum):
+    """Where a request is; compares equal to its text."""
+
+    Waiting = "waiting"
+    Running = "running"
+    Preempted = "preempted"
+
+
 @dataclass(frozen=True)
 class RequestState:
-    """One request in a core: status "waiting", "running" or "preempted", its tokens and how often it was preempted."""
+    """One request in a core: its tokens and how often it was preempted."""
 
     uuid: UUID
-    status: str
+    status: RequestStatus
     num_input_tokens: int
     generated_tokens: int
     max_output_tokens: int
@@ -219,7 +228,7 @@ class SchedulerState(Mapping["UUID", RequestState]):
     def __getitem__(self, uuid: UUID) -> RequestState:
         slot = self._owner._slots[uuid][1]
         r = self._owner._core.request(slot)
-        return RequestState(uuid, r["status"], r["prompt"], r["generated"], r["limit"], r["computed"], r["allocated"],
+        return RequestState(uuid, RequestStatus(r["status"]), r["prompt"], r["generated"], r["limit"], r["computed"], r["allocated"],
                             r["preemptions"])
 
     def __iter__(self) -> Iterator[UUID]:
@@ -343,7 +352,7 @@ class VllmCore:
             if terminal:
                 uuid = self._ids.pop(handle)
                 del self._slots[uuid]
-                ended.append((uuid, TERMINAL_NAMES[terminal]))
+                ended.append((uuid, str(TERMINAL_NAMES[terminal])))
         if collector is not None:
             for uuid, admission in zip(result._ids[0], raw[2], strict=True):
                 collector.on_admit(uuid, now_ms, admission[1])

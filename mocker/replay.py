@@ -81,10 +81,12 @@ def _engines(args: MockEngineArgs, workers: int, real_tokens: bool) -> list[Engi
 
 
 def _run(workload: Workload, args: MockEngineArgs, workers: int, concurrency: int | None, cap_ms: float | None,
-         progress: Progress | None, fast: bool) -> _Run:
+         progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
     began = time.perf_counter()
     n = len(workload)
-    real = workload.tokens is not None and args.enable_prefix_caching
+    real = args.enable_prefix_caching and (workload.planned or force_tokens)
+    if real and workload.tokens is None:
+        raise ValueError("this workload has no tokens to replay with")
     collector = Collector(n)
     cluster = Cluster(
         _engines(args, workers, real), collector, workload.arrival, workload.prompt, workload.limit,
@@ -190,7 +192,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
               router_mode: str, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
-              progress: Progress | None, fast: bool = True) -> tuple[_Run, Report]:
+              progress: Progress | None, fast: bool = True,
+              force_tokens: bool = False) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -218,7 +221,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, args, workers, concurrency, max_sim_time_ms, progress, fast)
+    run = _run(ready, args, workers, concurrency, max_sim_time_ms, progress, fast, force_tokens)
     return run, _report(run, sla, compat)
 
 
@@ -355,7 +358,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
-             progress: Progress | None = None, fast_forward: bool = True) -> Simulation:
+             progress: Progress | None = None, fast_forward: bool = True, _real_tokens: bool = False) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
@@ -392,7 +395,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward)
+        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
+        force_tokens=_real_tokens)
     meta = {"mocker_version": __version__, "engine_args": run.args.to_json(), "num_workers": run.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
     return Simulation(report, _columns(run), meta)

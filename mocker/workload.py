@@ -109,13 +109,17 @@ TokenSource = Callable[[int], "tuple[NDArray[np.uint32], NDArray[np.uint32]]"]
 
 @dataclass
 class Workload:
-    """Rows to replay. `arrival` in ms (NaN: none), lengths in tokens; `session` None for single requests."""
+    """Rows to replay. `arrival` in ms (NaN: none), lengths in tokens; `session` None for single requests.
+
+    `planned`: some outputs are given, so that generated blocks have contents that others may share.
+    """
 
     arrival: NDArray[np.float64]
     prompt: NDArray[np.int64]
     limit: NDArray[np.int64]
     make_paths: Callable[[int], PathTable]
     tokens: TokenSource | None = None
+    planned: bool = False
     session: NDArray[np.int32] | None = None
     turn: NDArray[np.int32] | None = None
     delay: NDArray[np.float64] | None = None
@@ -171,7 +175,7 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
         arrival=trace.arrival_ms, prompt=trace.input_length, limit=trace.output_length,
         make_paths=lambda block_size: PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length,
                                                               trace.block_size, block_size),
-        tokens=trace_tokens(trace) if trace.output_token_ids is not None else None,
+        tokens=trace_tokens(trace), planned=trace.output_token_ids is not None,
         session=None if single else trace.session, turn=None if single else trace.turn,
         delay=None if single else trace.delay_ms, trace=trace)
 

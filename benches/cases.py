@@ -1,0 +1,88 @@
+"""The benchmark cases, as plain data that both sides can run: ours in process, the reference in its own Python.
+
+Run as a script it is one side: ``python benches/cases.py {ours|plain|reference} CASE ROUNDS`` prints one JSON object
+with the seconds of each whole call (parsing and report included) and the peak memory of the process.
+"""
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+POOL = {"block_size": 64, "num_gpu_blocks": 16384}
+CASES = {
+    "conversation, 4 workers": {"engine": POOL, "workers": 4},
+    "conversation, 1 saturated worker": {"engine": POOL, "workers": 1},
+    "conversation, 4 workers, no prefix caching": {"engine": POOL | {"enable_prefix_caching": False}, "workers": 4},
+    "synthetic, 5000 x 1000 in, 100 out, 1 worker": {"engine": POOL, "workers": 1, "synthetic": (1000, 100, 5000)},
+    "conversation, 4 workers, closed loop of 64": {"engine": POOL, "workers": 4, "replay_concurrency": 64},
+    "conversation, 4 workers, MTP": {"engine": POOL | {"aic_nextn": 2}, "workers": 4},
+    "conversation, 2 workers, TRT-LLM": {
+        "engine": POOL | {"engine_type": "trtllm", "num_gpu_blocks": 6000}, "workers": 2},
+}
+
+
+def trace_file(folder: Path) -> str:
+    """The shipped conversation trace, unpacked into `folder` (the reference reads plain files only)."""
+    import gzip
+
+    target = folder / "mooncake_conversation.jsonl"
+    if not target.exists():
+        packed = Path(__file__).parent.parent / "mocker" / "data" / "mooncake_conversation.jsonl.gz"
+        target.write_bytes(gzip.decompress(packed.read_bytes()))
+    return str(target)
+
+
+def run_ours(case: dict, trace: str, fast: bool = True) -> dict:
+    """One whole call of this package; returns the report. `fast` False: the plain path, pass by pass."""
+    from mocker import MockEngineArgs, SyntheticSpec, simulate
+    from mocker.replay import run_synthetic_trace_replay, run_trace_replay
+
+    args = MockEngineArgs(**case["engine"])
+    options = {"extra_engine_args": args, "num_workers": case["workers"]}
+    if "replay_concurrency" in case:
+        options["replay_concurrency"] = case["replay_concurrency"]
+    if not fast:
+        workload = SyntheticSpec(*case["synthetic"]) if "synthetic" in case else trace
+        return simulate(workload, fast_forward=False, **options).report
+    if "synthetic" in case:
+        return run_synthetic_trace_replay(*case["synthetic"], **options)
+    return run_trace_replay(trace, **options)
+
+
+def run_reference(case: dict, trace: str) -> dict:
+    """One whole call of the reference (needs its wheel)."""
+    from dynamo._core import MockEngineArgs, run_mocker_synthetic_trace_replay, run_mocker_trace_replay
+
+    args = MockEngineArgs(**case["engine"])
+    options = {"extra_engine_args": args, "num_workers": case["workers"]}
+    if "replay_concurrency" in case:
+        options["replay_concurrency"] = case["replay_concurrency"]
+    if "synthetic" in case:
+        return run_mocker_synthetic_trace_replay(*case["synthetic"], **options)
+    return run_mocker_trace_replay([trace], **options)
+
+
+def main() -> None:
+    """One side of a comparison."""
+    side, name, trace, rounds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    case = CASES[name]
+    seconds = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = {}
+    for i in range(rounds + 1):
+        began = time.perf_counter()
+        report = run_reference(case, trace) if side == "reference" else run_ours(case, trace, side == "ours")
+        if i > 0 or rounds == 1:
+            seconds.append(time.perf_counter() - began)
+        if rounds == 1:
+            break
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"seconds": seconds, "peak_kib": peak, "start_kib": before,
+                      "duration_ms": report["duration_ms"]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._collect import Collector
+from ._engine import EngineCore
+from ._paths import PathTable
+
+class Cluster:
+    engines: list[EngineCore]
+    collector: Collector
+    worker_of: NDArray[np.int32]
+    arrival_of: NDArray[np.float64]
+    now: float
+    clamped: int
+    finished: bool
+    stalled: bool
+    ended: int
+    def __init__(
+        self, engines: list[EngineCore], collector: Collector, arrival: NDArray[np.float64],
+        prompt: NDArray[np.int64], limit: NDArray[np.int64], paths: PathTable | None,
+        tokens: Callable[[int], tuple[NDArray[np.uint32], NDArray[np.uint32]]] | None, cap_ms: float, single: bool,
+        fast: bool,
+    ) -> None: ...
+    def set_order(self, order: NDArray[np.int64]) -> None: ...
+    def set_sessions(self, turn_offsets: NDArray[np.int64], turn_rows: NDArray[np.int64],
+                     session_of: NDArray[np.int32], delay: NDArray[np.float64], concurrency: int) -> None: ...
+    def flush(self) -> None: ...
+    def raise_errors(self) -> None: ...
+    def last_timestamp(self) -> float: ...
+    def run_lane(self, worker: int, passes: int) -> bool: ...
+    def run_coupled(self, passes: int) -> bool: ...
+    def unfinished(self) -> list[tuple[int, int, int, int, int, int]]: ...

@@ -1,0 +1,36 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+OK: int
+FIRST_DELAY: int
+BAD_DELAY: int
+NO_EARLIER_TIMESTAMP: int
+BAD_GAP: int
+
+class MooncakeRows:
+    arrival_ms: NDArray[np.float64]
+    delay_ms: NDArray[np.float64]
+    input_length: NDArray[np.int64]
+    output_length: NDArray[np.int64]
+    hash_offsets: NDArray[np.int64]
+    hash_ids: NDArray[np.uint64]
+    line: NDArray[np.int64]
+    slow: NDArray[np.int64]
+    session_ids: list[str | None] | None
+    request_ids: list[str | None] | None
+    policy_class: list[str | None] | None
+    priority: NDArray[np.int32]
+    strict_priority: NDArray[np.uint32]
+    planned: NDArray[np.int64]
+    output_token_ids: NDArray[np.uint32]
+
+def scan_mooncake(data: Any, start: int = 0, all_slow: bool = False) -> MooncakeRows: ...
+def link_turns(
+    session: NDArray[np.int32],
+    sessions: int,
+    arrival_ms: NDArray[np.float64],
+    delay_ms: NDArray[np.float64],
+    turn: NDArray[np.int32],
+) -> tuple[int, int]: ...

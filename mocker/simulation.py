@@ -1,0 +1,287 @@
+"""The result of one simulation: the report, and what happened to each request as NumPy columns."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import html
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+
+from mocker.report import TABLE_COLUMNS, TITLE, format_report_table, problem_lines, table_rows, write_atomically
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["RECORD_KEYS", "Simulation"]
+
+RECORD_KEYS = (
+    "session_id",
+    "turn_index",
+    "uuid",
+    "arrival_time_ms",
+    "first_admit_ms",
+    "first_token_ms",
+    "last_token_ms",
+    "ttft_ms",
+    "ttst_ms",
+    "e2e_latency_ms",
+    "itl_ms",
+    "input_length",
+    "output_length",
+    "reused_input_tokens",
+    "prefill_worker_idx",
+    "decode_worker_idx",
+    "prefill_admit_ms",
+    "source_held_ms",
+    "destination_reserved_ms",
+    "destination_activated_ms",
+    "decode_admit_ms",
+    "source_released_ms",
+    "decode_reused_input_tokens",
+    "prefill_route_overlap_tokens",
+    "decode_route_overlap_tokens",
+    "terminal_status",
+)
+"""Keys of the reference's per-request record, in order."""
+
+_NEVER_MISSING = frozenset({"row", "input_length", "output_length", "output_tokens"})
+_NOT_TERMINAL = frozenset({None, "incomplete", "stalled"})
+_CHUNK_ROWS = 8192
+
+
+class Simulation:
+    """What `mocker.simulate` returns.
+
+    Parameters
+    ----------
+    report
+        The report (`mocker.report.REPORT_KEYS`, then further keys).
+    columns
+        One array for each per-request field, all of one length, in trace order.
+    meta
+        How the result came about: version, configuration, workload.
+
+    Attributes
+    ----------
+    report : dict
+        The report.
+    per_request : dict
+        Field name to NumPy column, in trace order. A missing value is NaN in a column of floats, -1 in a column of
+        signed integers and None in a column of objects.
+    meta : dict
+        As given.
+
+    Raises
+    ------
+    ValueError
+        If the columns differ in length.
+    """
+
+    def __init__(self, report: dict[str, Any], columns: Mapping[str, NDArray[Any]], meta: dict[str, Any]) -> None:
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"per-request columns differ in length: {lengths}")
+        self.report = report
+        self.per_request = dict(columns)
+        self.meta = meta
+
+    @property
+    def _num_rows(self) -> int:
+        return len(next(iter(self.per_request.values()), ()))
+
+    # -- other forms --------------------------------------------------------------------------------------------------
+
+    def to_pandas(self) -> Any:
+        """Return the per-request columns as a `pandas.DataFrame`.
+
+        Integer columns that can have missing values get the nullable type Int64.
+        """
+        pd = _import_optional("pandas", "pandas", "to_pandas")
+        series: dict[str, Any] = {}
+        for name, column in self.per_request.items():
+            if column.dtype.kind == "i" and name not in _NEVER_MISSING:
+                series[name] = pd.arrays.IntegerArray(column.astype(np.int64), column == -1)
+            else:
+                series[name] = column
+        return pd.DataFrame(series, copy=True)
+
+    def to_arrow(self) -> Any:
+        """Return the per-request columns as a `pyarrow.Table`, with nulls for missing values."""
+        pa = _import_optional("pyarrow", "parquet", "to_arrow")
+        arrays = {}
+        for name, column in self.per_request.items():
+            missing = _missing(column)
+            if column.dtype.kind in "OU":
+                values = column.tolist() if missing is None else _with_none(column, missing)
+                text = all(value is None or isinstance(value, str) for value in values)
+                arrays[name] = pa.array(values, type=pa.string() if text else None)
+            else:
+                arrays[name] = pa.array(column, mask=missing)
+        return pa.table(arrays)
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write the per-request columns to a Parquet file (needs pyarrow) and return its path."""
+        pq = _import_optional("pyarrow.parquet", "parquet", "write_parquet")
+        table = self.to_arrow()
+        with write_atomically(path) as file:
+            pq.write_table(table, file, compression="zstd")
+        return Path(path)
+
+    def write_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write one JSON object for each request, in trace order, and return the path of the file.
+
+        The keys are `RECORD_KEYS`, then those that only this package has; a missing value is null. Without a column
+        `uuid`, it is the number of the request in the trace, from 1, as a UUID.
+
+        Parameters
+        ----------
+        path
+            The file; compressed if its name ends in ``.gz``.
+        """
+        return self._write_records(path, None)
+
+    def write_report_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write the records of `write_jsonl`, but only of requests that ended, by arrival time, then trace order.
+
+        These are the rows and the order of the reference's ``report_jsonl_path``.
+        """
+        rows: NDArray[Any] = np.arange(self._num_rows)
+        status = self.per_request.get("terminal_status")
+        if status is not None:
+            ended = np.fromiter((value not in _NOT_TERMINAL for value in status.tolist()), bool, len(status))
+            rows = rows[ended]
+        arrival = self.per_request.get("arrival_time_ms")
+        if arrival is not None:
+            rows = rows[np.argsort(arrival[rows], kind="stable")]
+        return self._write_records(path, rows)
+
+    def _write_records(self, path: str | os.PathLike[str], rows: NDArray[Any] | None) -> Path:
+        columns = self.per_request
+        keys = [*RECORD_KEYS, *(name for name in columns if name not in RECORD_KEYS)]
+        # One %s for each value; keys without a column are null in every row and need none.
+        fields = {key: "%s" if key in columns or key == "uuid" else "null" for key in keys}
+        template = "{" + ",".join(json.dumps(key).replace("%", "%%") + ":" + fields[key] for key in keys) + "}\n"
+        filled = [key for key in keys if fields[key] == "%s"]
+        total = self._num_rows if rows is None else len(rows)
+        with write_atomically(path) as raw, _compressed(raw, path) as file:
+            for start in range(0, total, _CHUNK_ROWS):
+                chunk = slice(start, min(start + _CHUNK_ROWS, total))
+                index = chunk if rows is None else rows[chunk]
+                texts = [
+                    _json_texts(columns[key][index]) if key in columns else self._uuid_texts(index) for key in filled
+                ]
+                file.write("".join(map(template.__mod__, zip(*texts, strict=True))).encode())
+        return Path(path)
+
+    def _uuid_texts(self, index: Any) -> list[str]:
+        row = self.per_request.get("row")
+        numbers = (np.arange(self._num_rows) if row is None else row)[index]
+        # The text of uuid.UUID(int=row + 1), without making the object.
+        return [f'"00000000-0000-0000-0000-{number + 1:012x}"' for number in numbers.tolist()]
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def table(self) -> str:
+        """Return the report as a text table (`mocker.report.format_report_table`)."""
+        return format_report_table(self.report)
+
+    def _headline(self) -> str:
+        report = self.report
+        parts = [f"{report.get('completed_requests', 0):,} of {report.get('num_requests', 0):,} requests completed"]
+        for key, text, scale in (
+            ("duration_ms", "{:,.3f} s simulated", 1e-3),
+            ("median_ttft_ms", "TTFT p50 {:,.1f} ms", 1.0),
+            ("median_itl_ms", "ITL p50 {:,.2f} ms", 1.0),
+            ("output_throughput_tok_s", "{:,.1f} output tok/s", 1.0),
+        ):
+            value = report.get(key)
+            if value is not None:
+                parts.append(text.format(value * scale))
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return "; ".join([f"<Simulation: {self._headline()}", *problem_lines(self.report)]) + ">"
+
+    def _repr_html_(self) -> str:
+        def cells(tag: str, texts: list[str]) -> str:
+            first = f'<{tag} style="text-align:left">{html.escape(texts[0])}</{tag}>'
+            return "<tr>" + first + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts[1:]) + "</tr>"
+
+        head = cells("th", ["Metric", *TABLE_COLUMNS])
+        # A total stands in its first cell only.
+        body = "".join(
+            cells("td", [row[0], row[1], *("" if text == "N/A" else text for text in row[2:])])
+            for row in table_rows(self.report)
+        )
+        below = "".join(f"<div>{html.escape(line)}</div>" for line in problem_lines(self.report))
+        caption = html.escape(f"{TITLE}: {self._headline()}")
+        return (
+            f'<div><table><caption style="text-align:left">{caption}</caption>'
+            f"<thead>{head}</thead><tbody>{body}</tbody></table>{below}</div>"
+        )
+
+
+def _import_optional(module: str, extra: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{what} needs {package}, which is not installed: pip install 'mocker-llm[{extra}]'"
+        ) from error
+
+
+def _missing(column: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Return which values of a column are missing, or None if none is."""
+    kind = column.dtype.kind
+    if kind == "f":
+        missing = np.isnan(column)
+    elif kind == "i":
+        missing = np.equal(column, -1)
+    elif kind == "O":
+        missing = np.fromiter((value is None for value in column), bool, len(column))
+    else:
+        return None
+    return missing if missing.any() else None
+
+
+def _with_none(column: NDArray[Any], missing: NDArray[np.bool_]) -> list[Any]:
+    values = column.tolist()
+    for index in np.flatnonzero(missing).tolist():
+        values[index] = None
+    return cast("list[Any]", values)
+
+
+def _json_texts(column: NDArray[Any]) -> list[str]:
+    """Return the JSON text of each value, null for a missing one (and for an infinity, which JSON lacks)."""
+    if len(column) == 0:
+        return []
+    missing = ~np.isfinite(column) if column.dtype.kind == "f" else _missing(column)
+    values = column.tolist() if missing is None else _with_none(column, missing)
+    # One call for the whole column. No JSON text has a raw newline in it, so the result splits into its values again,
+    # except where a value is itself a list or an object.
+    texts = json.dumps(values, separators=("\n", ":"), default=_to_plain)[1:-1].split("\n")
+    if len(texts) == len(values):
+        return texts
+    return [json.dumps(value, separators=(",", ":"), default=_to_plain) for value in values]
+
+
+def _to_plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+@contextlib.contextmanager
+def _compressed(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yield `file`, or a gzip stream into it if the name of `path` says so (no time stamp: equal runs, equal bytes)."""
+    if not os.fspath(path).endswith(".gz"):
+        yield file
+        return
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as stream:
+        yield cast("BinaryIO", stream)

@@ -1,0 +1,691 @@
+"""A trace: the requests of a workload, as columns.
+
+A row is one request. Requests that belong to one conversation are the turns of a session: the first turn arrives at its
+time stamp, each later one a think time after the previous turn has completed. A prompt is a list of hash ids, each
+standing for `block_size` tokens; two prompts share a prefix where their lists do.
+"""
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["MAX_BLOCK_SIZE", "Trace", "TraceError", "sample_trace_path"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MAX_BLOCK_SIZE = 2**31 - 1      # so that a capacity, ids times block size, fits an int64
+_SAVE_ROWS = 4096               # rows that `save` holds as text at a time
+_INFORMATIVE = {"path", "line", "clamped"}      # where a trace came from, not what it says
+
+
+class TraceError(ValueError):
+    """A trace, or the file it should come from, breaks a rule.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong; what to do about it.
+    path : str
+        File, empty for a trace that was not read from one.
+    line : int, optional
+        1-based line in the file.
+    field : str, optional
+        Key of the row; "row" for the row as a whole, None for the file as a whole.
+    """
+
+    def __init__(self, problem: str, path: str = "", line: int | None = None, field: str | None = None) -> None:
+        where = (path or "<trace>") + ("" if line is None else f":{line}")
+        super().__init__(f"{where}: {field}: {problem}" if field else f"{where}: {problem}")
+        self.problem = problem
+        self.path = path
+        self.line = line
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TraceError, (self.problem, self.path, self.line, self.field)
+
+
+def sample_trace_path() -> Path:
+    """Path of the shipped trace, the conversation trace of the Mooncake release (gzip, 12,031 requests)."""
+    return Path(str(resources.files("mocker"))) / "data" / "mooncake_conversation.jsonl.gz"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """Immutable requests in file order; may be used by many threads at once.
+
+    Use `load` or `from_columns`, which check what they take; the constructor does not.
+
+    Attributes
+    ----------
+    block_size : int
+        Tokens per hash id.
+    arrival_ms : float64[n]
+        Time stamp in ms, NaN = missing. Only those of first turns drive a replay.
+    input_length, output_length : int64[n]
+        Tokens of the prompt (at least 1) and of the answer (0 = only prefill).
+    hash_offsets : int64[n + 1]
+        The ids of row i are `hash_ids[hash_offsets[i]:hash_offsets[i + 1]]`.
+    hash_ids : uint64[total]
+    line : int64[n]
+        1-based line in the file (1, 2, … for rows that come from no file).
+    session : int32[n]
+        Index of the session, in order of first appearance.
+    turn : int32[n]
+        0-based turn in the session.
+    delay_ms : float64[n]
+        Think time in ms after the previous turn has completed; 0 for a first turn.
+    priority : int32[n]
+    strict_priority : uint32[n]
+    session_ids : tuple of str, or None
+        Name of each session, by index; None when no row named one. In a file where only some rows do, the others are
+        sessions of one turn called "request_<line>".
+    request_ids : tuple of (str or None), or None
+        One per row.
+    policy_class : tuple of (str or None), or None
+        One per row.
+    output_token_offsets : int64[n + 1], or None
+    output_token_ids : uint32[], or None
+        Planned answers; a row has `output_length` of them or none.
+    path : str
+        Where the trace was read from, or "".
+    clamped : int64[k]
+        Rows whose input length was cut to what their hash ids cover.
+    """
+
+    block_size: int
+    arrival_ms: Floats
+    input_length: Ints
+    output_length: Ints
+    hash_offsets: Ints
+    hash_ids: NDArray[np.uint64]
+    line: Ints
+    session: NDArray[np.int32]
+    turn: NDArray[np.int32]
+    delay_ms: Floats
+    priority: NDArray[np.int32]
+    strict_priority: NDArray[np.uint32]
+    session_ids: tuple[str, ...] | None
+    request_ids: tuple[str | None, ...] | None
+    policy_class: tuple[str | None, ...] | None
+    output_token_offsets: Ints | None
+    output_token_ids: NDArray[np.uint32] | None
+    path: str
+    clamped: Ints
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    # Making one
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        format: str = "auto",
+        block_size: int = 512,
+        on_short_hash_ids: str = "error",
+    ) -> Trace:
+        """Read a trace file, plain or gzip.
+
+        Parameters
+        ----------
+        path : path-like
+        format : str
+            A name in `mocker.formats.FORMATS`, or "auto" to look at the first row.
+        block_size : int
+            Tokens per hash id.
+        on_short_hash_ids : {"error", "clamp"}
+            What to do with an input length that the hash ids do not cover; "clamp" cuts it as the reference does and
+            lists the row in `clamped`.
+
+        Raises
+        ------
+        TraceError
+            Names file, line and field.
+        ValueError
+            An unknown format or `on_short_hash_ids`.
+        OSError
+            The file cannot be opened.
+        """
+        from .formats import load
+
+        return load(path, format=format, block_size=block_size, on_short_hash_ids=on_short_hash_ids)
+
+    @staticmethod
+    def from_columns(
+        *,
+        input_length: ArrayLike,
+        output_length: ArrayLike,
+        hash_offsets: ArrayLike,
+        hash_ids: ArrayLike,
+        block_size: int = 512,
+        arrival_ms: ArrayLike | None = None,
+        line: ArrayLike | None = None,
+        session: ArrayLike | None = None,
+        turn: ArrayLike | None = None,
+        delay_ms: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        strict_priority: ArrayLike | None = None,
+        session_ids: Sequence[str] | None = None,
+        request_ids: Sequence[str | None] | None = None,
+        policy_class: Sequence[str | None] | None = None,
+        output_token_offsets: ArrayLike | None = None,
+        output_token_ids: ArrayLike | None = None,
+        path: str = "",
+        clamped: ArrayLike | None = None,
+    ) -> Trace:
+        """Make a trace of columns, as described at the class; a column left out has its neutral value.
+
+        Without `session` each row is a session of its own. Arrays that the caller could still change are copied.
+
+        Raises
+        ------
+        ValueError
+            A column has the wrong shape or type, or a value that no trace file could hold; the message names column
+            and row.
+        """
+        if isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer)) \
+                or not 1 <= block_size <= MAX_BLOCK_SIZE:
+            raise ValueError(f"block_size must be an integer from 1 to {MAX_BLOCK_SIZE}, is {block_size!r}")
+        inputs = _column("input_length", input_length, np.int64)
+        n = len(inputs)
+        outputs = _column("output_length", output_length, np.int64, n)
+        ids = _column("hash_ids", hash_ids, np.uint64)
+        offsets = _offsets("hash_offsets", hash_offsets, n, len(ids))
+        capacity = np.diff(offsets) * int(block_size)
+        _refuse("hash_offsets", capacity == 0, "gives the row no hash ids")
+        _refuse("input_length", inputs < 1, "is below 1")
+        _refuse("input_length", inputs > capacity, "is more than the row's hash ids cover")
+        _refuse("output_length", outputs < 0, "is negative")
+
+        arrivals = np.full(n, np.nan) if arrival_ms is None else _column("arrival_ms", arrival_ms, np.float64, n)
+        _refuse("arrival_ms", np.isinf(arrivals), "is infinite")
+        sessions = np.arange(n, dtype=np.int32) if session is None else _column("session", session, np.int32, n)
+        _, first, counted = np.unique(sessions, return_index=True, return_inverse=True)
+        named = np.empty(len(first), np.int64)
+        named[np.argsort(first, kind="stable")] = np.arange(len(first))
+        _refuse("session", named[counted.reshape(n)] != sessions, "is not numbered by first appearance from 0")
+        turns = _turns(sessions)
+        if turn is not None:
+            given = _column("turn", turn, np.int32, n)
+            _refuse("turn", given != turns, "is not the count of earlier rows in the session")
+        delays = np.zeros(n) if delay_ms is None else _column("delay_ms", delay_ms, np.float64, n)
+        _refuse("delay_ms", ~(np.isfinite(delays) & (delays >= 0)), "is not a finite number of at least 0")
+        _refuse("delay_ms", (turns == 0) & (delays != 0), "is not 0 in a first turn")
+
+        if session_ids is not None:
+            if len(session_ids) != len(first):
+                raise ValueError(f"session_ids has {len(session_ids)} names for {len(first)} sessions")
+            _refuse_strings("session_ids", session_ids, optional=False)
+            if len(set(session_ids)) != len(session_ids):
+                raise ValueError("session_ids names two sessions alike")
+        for name, strings in (("request_ids", request_ids), ("policy_class", policy_class)):
+            if strings is not None:
+                if len(strings) != n:
+                    raise ValueError(f"{name} has {len(strings)} entries for {n} rows")
+                _refuse_strings(name, strings, optional=True)
+
+        if (output_token_offsets is None) != (output_token_ids is None):
+            raise ValueError("output_token_offsets and output_token_ids go together")
+        tokens = token_offsets = None
+        if output_token_offsets is not None and output_token_ids is not None:
+            tokens = _column("output_token_ids", output_token_ids, np.uint32)
+            token_offsets = _offsets("output_token_offsets", output_token_offsets, n, len(tokens))
+            planned = np.diff(token_offsets)
+            _refuse("output_token_offsets", (planned != 0) & (planned != outputs), "does not plan output_length tokens")
+            if not len(tokens):
+                tokens = token_offsets = None
+        cut = np.empty(0, np.int64) if clamped is None else _column("clamped", clamped, np.int64)
+        if len(cut) and not (cut.min() >= 0 and cut.max() < n and (np.diff(cut) > 0).all()):
+            raise ValueError(f"clamped must be ascending row indices below {n}")
+        return Trace(
+            block_size=int(block_size),
+            arrival_ms=arrivals,
+            input_length=inputs,
+            output_length=outputs,
+            hash_offsets=offsets,
+            hash_ids=ids,
+            line=np.arange(1, n + 1, dtype=np.int64) if line is None else _column("line", line, np.int64, n),
+            session=sessions,
+            turn=turns,
+            delay_ms=delays,
+            priority=np.zeros(n, np.int32) if priority is None else _column("priority", priority, np.int32, n),
+            strict_priority=np.zeros(n, np.uint32) if strict_priority is None
+            else _column("strict_priority", strict_priority, np.uint32, n),
+            session_ids=None if session_ids is None else tuple(session_ids),
+            request_ids=_some(request_ids),
+            policy_class=_some(policy_class),
+            output_token_offsets=token_offsets,
+            output_token_ids=tokens,
+            path=path,
+            clamped=cut,
+        )
+
+    # Looking at it
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self.input_length)
+
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def n_sessions(self) -> int:
+        """Number of sessions."""
+        return int(np.count_nonzero(self.turn == 0))
+
+    @property
+    def is_single_turn(self) -> bool:
+        """Whether every session has one turn."""
+        return not self.turn.any()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns; strings are not counted."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
+
+    def __repr__(self) -> str:
+        sessions = "" if self.is_single_turn else f", {self.n_sessions:,} sessions"
+        source = f", from {self.path!r}" if self.path else ""
+        return (
+            f"<Trace: {self.n:,} requests{sessions}, {int(self.input_length.sum()):,} input and "
+            f"{int(self.output_length.sum()):,} output tokens, block size {self.block_size}{source}>"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both describe the same requests; `path`, `line` and `clamped` do not count."""
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return all(
+            _same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in _INFORMATIVE
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trace, tuple(getattr(self, f.name) for f in fields(self))
+
+    def validate(self, allow_missing_timestamps: bool) -> None:
+        """Check that the trace can be replayed.
+
+        Parameters
+        ----------
+        allow_missing_timestamps : bool
+            False for a replay that follows the time stamps, True for one that ignores them (closed loop).
+
+        Raises
+        ------
+        TraceError
+            No request at all; or a first turn without time stamp, or with one below 0 (normalise first).
+        """
+        if not self.n:
+            raise TraceError("did not contain any requests; a replay needs at least one", self.path)
+        start = self.arrival_ms[self.turn == 0]
+        bad = (np.isinf(start) | (start < 0)) if allow_missing_timestamps else ~(np.isfinite(start) & (start >= 0))
+        if bad.any():
+            value = start[bad.argmax()]
+            row = int(np.flatnonzero(self.turn == 0)[bad.argmax()])
+            what = "is missing; give the first turn of each session one, or replay with a fixed concurrency"
+            if not math.isnan(value):
+                what = f"is {value} ms, which is not a time from 0 on; use normalize_session_starts()"
+            raise TraceError(what, self.path, int(self.line[row]), "timestamp")
+
+    # Making others of it
+
+    def _with(self, **changes: Any) -> Trace:
+        """A copy with some columns replaced; the other columns are shared."""
+        return Trace(**{**vars(self), **changes})
+
+    def normalize_session_starts(self) -> Trace:
+        """Shift the time stamps so that the earliest first turn arrives at 0.
+
+        Time stamps of later turns move along; think times stay. A trace without time stamps stays as it is.
+        """
+        start = self.arrival_ms[self.turn == 0]
+        start = start[~np.isnan(start)]
+        if not len(start):
+            return self
+        low = start.min()
+        if low == 0 and np.signbit(start[start == 0]).any():
+            low = np.float64(-0.0)      # the reference orders -0.0 before 0.0
+        with np.errstate(over="ignore"):
+            return self._with(arrival_ms=self.arrival_ms - low)
+
+    def speed_up_timing(self, ratio: float) -> Trace:
+        """Divide time stamps and think times by a ratio.
+
+        Raises
+        ------
+        ValueError
+            The ratio is not finite and above 0.
+        """
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise ValueError(f"ratio must be a finite positive number, got {ratio}")
+        with np.errstate(over="ignore", under="ignore"):
+            return self._with(arrival_ms=self.arrival_ms / ratio, delay_ms=self.delay_ms / ratio)
+
+    def head(self, n: int) -> Trace:
+        """The first `n` rows (all, if there are fewer).
+
+        Raises
+        ------
+        ValueError
+            `n` is negative.
+        """
+        if n < 0:
+            raise ValueError(f"n must not be negative, is {n}")
+        return self.select(np.arange(self.n) < n)
+
+    def select(self, mask: ArrayLike) -> Trace:
+        """The rows that a mask names.
+
+        What is left of a session is a session; where its first turns are dropped, the first turn that is left arrives
+        at its own time stamp and loses its think time.
+
+        Parameters
+        ----------
+        mask : bool[n]
+
+        Raises
+        ------
+        ValueError
+            The mask is not one truth value per row.
+        """
+        keep = np.asarray(mask)
+        if keep.shape == (0,):
+            keep = keep.astype(np.bool_)        # an empty list has no type of its own
+        if keep.dtype != np.bool_ or keep.shape != (self.n,):
+            raise ValueError(f"mask must be bool[{self.n}], is {keep.dtype}{list(keep.shape)}")
+        rows = np.flatnonzero(keep)
+        old, first, inverse = np.unique(self.session[rows], return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        rank = np.empty(len(order), np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        session = rank[inverse.reshape(len(rows))]
+        turn = _turns(session)
+        hash_offsets, hash_ids = _take(self.hash_offsets, self.hash_ids, keep)
+        token_offsets: Ints | None = None
+        tokens: NDArray[np.uint32] | None = None
+        if self.output_token_offsets is not None and self.output_token_ids is not None:
+            token_offsets, tokens = _take(self.output_token_offsets, self.output_token_ids, keep)
+            if not len(tokens):
+                token_offsets = tokens = None
+        picked = rows.tolist()
+        names = self.session_ids
+        return Trace(
+            block_size=self.block_size,
+            arrival_ms=self.arrival_ms[rows],
+            input_length=self.input_length[rows],
+            output_length=self.output_length[rows],
+            hash_offsets=hash_offsets,
+            hash_ids=hash_ids,
+            line=self.line[rows],
+            session=session,
+            turn=turn,
+            delay_ms=np.where(turn == 0, 0.0, self.delay_ms[rows]),
+            priority=self.priority[rows],
+            strict_priority=self.strict_priority[rows],
+            session_ids=None if names is None else tuple(names[i] for i in old[order].tolist()),
+            request_ids=None if self.request_ids is None else _some([self.request_ids[i] for i in picked]),
+            policy_class=None if self.policy_class is None else _some([self.policy_class[i] for i in picked]),
+            output_token_offsets=token_offsets,
+            output_token_ids=tokens,
+            path=self.path,
+            clamped=np.flatnonzero(np.isin(rows, self.clamped)),
+        )
+
+    @staticmethod
+    def concat(*traces: Trace) -> Trace:
+        """The rows of several traces, one after the other.
+
+        Sessions of different traces stay apart: a name that an earlier trace uses too gets "#2", "#3", … appended,
+        after the place of its trace among the arguments.
+        Hash ids stay as they are, so equal ids are equal prompt blocks across the traces.
+
+        Raises
+        ------
+        ValueError
+            No trace, or different block sizes.
+        """
+        if not traces:
+            raise ValueError("concat needs at least one trace")
+        if len({t.block_size for t in traces}) > 1:
+            raise ValueError(f"the traces have different block sizes: {sorted({t.block_size for t in traces})}")
+        rows = np.cumsum([0] + [t.n for t in traces]).tolist()
+        sessions = np.cumsum([0] + [t.n_sessions for t in traces]).tolist()
+        token_offsets: Ints | None = None
+        tokens: NDArray[np.uint32] | None = None
+        if any(t.output_token_ids is not None for t in traces):
+            none = np.empty(0, np.uint32)
+            tokens = np.concatenate([none if t.output_token_ids is None else t.output_token_ids for t in traces])
+            token_offsets = _join_offsets(
+                [np.zeros(t.n + 1, np.int64) if t.output_token_offsets is None else t.output_token_offsets
+                 for t in traces]
+            )
+        return Trace(
+            block_size=traces[0].block_size,
+            arrival_ms=np.concatenate([t.arrival_ms for t in traces]),
+            input_length=np.concatenate([t.input_length for t in traces]),
+            output_length=np.concatenate([t.output_length for t in traces]),
+            hash_offsets=_join_offsets([t.hash_offsets for t in traces]),
+            hash_ids=np.concatenate([t.hash_ids for t in traces]),
+            line=np.concatenate([t.line for t in traces]),
+            session=np.concatenate([t.session + np.int32(k) for t, k in zip(traces, sessions, strict=False)]),
+            turn=np.concatenate([t.turn for t in traces]),
+            delay_ms=np.concatenate([t.delay_ms for t in traces]),
+            priority=np.concatenate([t.priority for t in traces]),
+            strict_priority=np.concatenate([t.strict_priority for t in traces]),
+            session_ids=_join_names(traces),
+            request_ids=_join_strings([t.request_ids for t in traces], rows),
+            policy_class=_join_strings([t.policy_class for t in traces], rows),
+            output_token_offsets=token_offsets,
+            output_token_ids=tokens,
+            path=", ".join(dict.fromkeys(t.path for t in traces if t.path)),
+            clamped=np.concatenate([t.clamped + k for t, k in zip(traces, rows, strict=False)]),
+        )
+
+    # Writing it
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as Mooncake JSONL, with gzip if the name ends in ".gz".
+
+        Loading the file with the same block size gives an equal trace, with one exception: sessions of several turns
+        without names are called "session_<index>" in the file. Equal traces give equal bytes.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        ValueError
+            A time is infinite (after scaling it too far), which JSON cannot hold.
+        """
+        if np.isinf(self.arrival_ms).any() or np.isinf(self.delay_ms).any():
+            raise ValueError("an infinite time stamp or think time cannot be written as JSON")
+        with open(path, "wb") as file:
+            if os.fspath(path).endswith(".gz"):
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                    self._write(packed)
+            else:
+                self._write(file)
+
+    def _write(self, file: BinaryIO | gzip.GzipFile) -> None:
+        """Write the rows, a batch at a time."""
+        for start in range(0, self.n, _SAVE_ROWS):
+            file.write("".join(self._text(start, min(start + _SAVE_ROWS, self.n))).encode())
+
+    def _text(self, start: int, stop: int) -> Iterator[str]:
+        """JSON rows, each with its newline."""
+        part = slice(start, stop)
+        first = int(self.hash_offsets[start])
+        offsets = (self.hash_offsets[start : stop + 1] - first).tolist()
+        ids = self.hash_ids[first : first + offsets[-1]].tolist()
+        arrivals, delays = self.arrival_ms[part].tolist(), self.delay_ms[part].tolist()
+        inputs, outputs = self.input_length[part].tolist(), self.output_length[part].tolist()
+        sessions, turns = self.session[part].tolist(), self.turn[part].tolist()
+        priorities, stricts = self.priority[part].tolist(), self.strict_priority[part].tolist()
+        named = self.session_ids is not None or not self.is_single_turn
+        for i, row in enumerate(range(start, stop)):
+            text = "{"
+            if self.request_ids is not None and (request := self.request_ids[row]) is not None:
+                text += f'"request_id": {_quote(request)}, '
+            if named:
+                k = sessions[i]
+                text += f'"session_id": {_quote(self.session_ids[k] if self.session_ids else f"session_{k}")}, '
+            if arrivals[i] == arrivals[i]:
+                text += f'"timestamp": {_decimal(arrivals[i])}, '
+            if turns[i]:    # always: the gap between the time stamps need not be the think time
+                text += f'"delay": {_decimal(delays[i])}, '
+            text += f'"input_length": {inputs[i]}, "output_length": {outputs[i]}, '
+            if priorities[i]:
+                text += f'"priority": {priorities[i]}, '
+            if stricts[i]:
+                text += f'"strict_priority": {stricts[i]}, '
+            if self.policy_class is not None and (policy := self.policy_class[row]) is not None:
+                text += f'"policy_class": {_quote(policy)}, '
+            if self.output_token_offsets is not None and self.output_token_ids is not None:
+                low, high = self.output_token_offsets[row : row + 2].tolist()
+                if high > low:
+                    text += f'"output_token_ids": {self.output_token_ids[low:high].tolist()}, '
+            yield f'{text}"hash_ids": {ids[offsets[i] : offsets[i + 1]]}}}\n'
+
+
+def _quote(text: str) -> str:
+    """A JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _decimal(value: float) -> str:
+    """The shortest JSON number that is read back as this value, sign of zero included."""
+    if value == 0 and math.copysign(1, value) < 0:
+        return "-0.0"
+    return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of two columns, NaN equal to itself."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return type(a) is type(b) and bool(a == b)
+
+
+def _some(strings: Sequence[str | None] | None) -> tuple[str | None, ...] | None:
+    """The strings, or None if there is none among them."""
+    return None if strings is None or all(s is None for s in strings) else tuple(strings)
+
+
+def _turns(session: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32[n]: how many earlier rows have the same session."""
+    n = len(session)
+    order = np.argsort(session, kind="stable")
+    grouped = session[order]
+    start = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]]) if n else np.empty(0, np.int64)
+    turn = np.empty(n, np.int32)
+    turn[order] = np.arange(n) - np.repeat(start, np.diff(np.r_[start, n]))
+    return turn
+
+
+def _take(offsets: Ints, values: NDArray[Any], keep: NDArray[np.bool_]) -> tuple[Ints, NDArray[Any]]:
+    """Offsets and values of the rows in a mask."""
+    counts = np.diff(offsets)
+    return np.concatenate(([0], np.cumsum(counts[keep]))).astype(np.int64), values[np.repeat(keep, counts)]
+
+
+def _join_offsets(parts: Sequence[Ints]) -> Ints:
+    """int64: offsets into the concatenated values."""
+    return np.concatenate(([0], np.cumsum(np.concatenate([np.diff(p) for p in parts])))).astype(np.int64)
+
+
+def _join_strings(
+    parts: Sequence[tuple[str | None, ...] | None], rows: Sequence[int]
+) -> tuple[str | None, ...] | None:
+    """Concatenate string columns, any of which may be absent."""
+    joined: list[str | None] = []
+    for part, low, high in zip(parts, rows[:-1], rows[1:], strict=True):
+        joined.extend((None,) * (high - low) if part is None else part)
+    return _some(joined)
+
+
+def _join_names(traces: Sequence[Trace]) -> tuple[str, ...] | None:
+    """Session names of all traces, made different where two traces use the same."""
+    if all(t.session_ids is None for t in traces):
+        return None
+    taken: dict[str, None] = {}
+    for part, t in enumerate(traces, 1):
+        names = t.session_ids
+        if names is None:
+            # The names that `save` and the reader would give to these sessions.
+            lines = t.line[t.turn == 0].tolist()
+            names = tuple(f"request_{k}" for k in lines) if t.is_single_turn \
+                else tuple(f"session_{k}" for k in range(t.n_sessions))
+        for name in names:
+            free, k = name, part
+            while free in taken:
+                free = f"{name}#{k}"
+                k += 1
+            taken[free] = None
+    return tuple(taken)
+
+
+def _column(name: str, values: ArrayLike, dtype: type[Any], n: int | None = None) -> NDArray[Any]:
+    """A one-dimensional array of the type, values unchanged, that nobody else can write to."""
+    want = np.dtype(dtype)
+    if isinstance(values, (list, tuple)) and want.kind in "iu" and all(type(v) is int for v in values):
+        # NumPy would take a list with small and very large integers for floats.
+        low, high = np.iinfo(want).min, np.iinfo(want).max
+        if any(not low <= v <= high for v in values):
+            raise ValueError(f"{name} must be from {low} to {high}, holds {min(values)} to {max(values)}")
+        values = np.array(values, want)
+        values.setflags(write=False)
+    given = np.asarray(values)
+    if given.ndim != 1 or (n is not None and len(given) != n):
+        raise ValueError(f"{name} must have shape [{'any' if n is None else n}], has {list(given.shape)}")
+    if given.dtype == want and given.flags.c_contiguous and given.dtype.isnative:
+        return given.copy() if given.flags.writeable else given
+    if len(given) and given.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
+        raise ValueError(f"{name} must hold {want}, holds {given.dtype}")
+    if want.kind != "f" and len(given):
+        info = np.iinfo(want)
+        low, high = int(given.min()), int(given.max())
+        if low < info.min or high > info.max:
+            raise ValueError(f"{name} must be from {info.min} to {info.max}, holds {low} to {high}")
+    return np.ascontiguousarray(given.astype(want))
+
+
+def _offsets(name: str, values: ArrayLike, n: int, total: int) -> Ints:
+    """int64[n + 1] that rises from 0 to `total`."""
+    offsets = _column(name, values, np.int64, n + 1)
+    if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
+        raise ValueError(f"{name} must rise from 0 to {total}, the number of values that it divides")
+    return offsets
+
+
+def _refuse(name: str, bad: NDArray[np.bool_], what: str) -> None:
+    """Raise for the first row that is bad."""
+    if bad.any():
+        raise ValueError(f"{name} of row {int(bad.argmax())} {what}")
+
+
+def _refuse_strings(name: str, strings: Sequence[str | None], optional: bool) -> None:
+    """Raise for the first entry that is no string, or one that no file can hold."""
+    for i, s in enumerate(strings):
+        if s is None and optional:
+            continue
+        try:
+            if not isinstance(s, str):
+                raise ValueError(f"{name}[{i}] must be a string, is {s!r}")
+            s.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name}[{i}] is not valid Unicode: {s!r}") from None

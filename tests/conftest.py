@@ -1,0 +1,5 @@
+"""Lets test files import the helpers beside them."""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
