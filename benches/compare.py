@@ -59,7 +59,8 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="cases to run (all by default)")
     options = parser.parse_args()
     name = "reference" if options.reference else "plain path"
-    print(f"| case | {name} | mocker | ratio (median) | ratios | peak memory, {name} / mocker |\n|---|---|---|---|---|---|")
+    print(f"| case | {name} | mocker | ratio (median) | ratios | peak memory, {name} / mocker |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         trace = trace_file(Path(folder))
         for case in options.cases or CASES:

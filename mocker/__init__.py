@@ -32,7 +32,8 @@ from .trace import Trace, sample_trace_path
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot", "KvManager",
     "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash", "PrefillCost",
-    "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs",
+    "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
+    "SglangArgs",
     "Simulation", "SpeculativeDecodeSampler", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
     "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
     "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",

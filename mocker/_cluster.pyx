@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc
 import numpy as np
 
 from mocker._collect cimport Collector
-from mocker._common cimport END_NONE, ERR_MEMORY, NIL, grown, int8_t, int32_t, int64_t, uint8_t
+from mocker._common cimport END_NONE, ERR_MEMORY, NIL, grown, int32_t, int64_t, uint8_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._paths cimport PathTable
@@ -150,7 +150,8 @@ cdef class Cluster:
     cdef bint started
 
     def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
-                  const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens, double cap_ms, bint single, bint fast):
+                  const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
+                  double cap_ms, bint single, bint fast):
         cdef int64_t i
         cdef EngineCore engine
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit

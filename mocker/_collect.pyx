@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from mocker._common cimport ERR_MEMORY, grown, int8_t, int32_t, int64_t, uint64_t
+from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t, uint64_t
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
@@ -18,7 +18,6 @@ STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
 
 cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
     """Add `weight` gaps of `value` ms (negative ones count as 0)."""
-    cdef void* moved
     if not (value > 0.0):
         g.zeros += weight
         return

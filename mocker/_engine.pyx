@@ -8,8 +8,6 @@ from libc.math cimport isnan
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-
 from mocker._common cimport (
     ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t,
     int64_t, uint32_t, uint64_t)
@@ -213,7 +211,7 @@ cdef class EngineCore:
 
     @property
     def counts(self):
-        """(active blocks, inactive blocks, capacity, running, waiting, preemptions, requests alive, passes, evictions)"""
+        """(active, inactive, all blocks; running, waiting requests; preemptions; requests alive; passes; evictions)"""
         cdef Core* c = &self.c
         return (c.pool.active, c.pool.inactive, c.pool.capacity, c.n_running, c.n_waiting, c.preemptions, c.count,
                 c.passes, c.pool.evictions)

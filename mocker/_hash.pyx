@@ -59,15 +59,22 @@ cdef enum:
 cdef uint8_t[SECRET_BYTES] SECRET       # the published default secret
 cdef uint8_t[SECRET_BYTES] SECRET_1337  # derived for seed 1337, used by inputs over 240 bytes
 
-cdef bytes _DEFAULT_SECRET = bytes.fromhex(
-    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
-    "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
-    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
-    "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
-)
-assert len(_DEFAULT_SECRET) == SECRET_BYTES
-memcpy(SECRET, <const uint8_t*>_DEFAULT_SECRET, SECRET_BYTES)
-_derive_secret(SECRET_1337, HASH_SEED)
+cdef int _load_secrets() except -1:
+    """Fill both secrets from the published bytes."""
+    cdef bytes published = bytes.fromhex(
+        "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
+        "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+        "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
+        "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+    )
+    if len(published) != SECRET_BYTES:
+        raise ImportError("the default secret of XXH3 has 192 bytes")
+    memcpy(SECRET, <const uint8_t*>published, SECRET_BYTES)
+    _derive_secret(SECRET_1337, HASH_SEED)
+    return 0
+
+
+_load_secrets()
 
 
 cdef inline uint64_t _u64(const uint8_t* p) noexcept nogil:
@@ -200,7 +207,7 @@ cdef uint64_t _hash_long(const uint8_t* p, size_t n, const uint8_t* secret) noex
     cdef uint64_t h = <uint64_t>n * P64_1
     cdef int i
     for _block in range(n_blocks):
-        for stripe in range(STRIPES_PER_BLOCK):
+        for stripe in range(<size_t>STRIPES_PER_BLOCK):
             _accumulate(acc, q, secret + 8 * stripe)
             q += STRIPE
         _scramble(acc, secret + SECRET_BYTES - STRIPE)

@@ -13,10 +13,10 @@ children; under the leaf rule that is the same as releasing them again, so they 
 
 Costs: find O(1); use, release, cost O(runs of the path touched); evict O(runs evicted); memory O(resident).
 """
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 
 
 # ---- segment table ----------------------------------------------------------------------------------------------
@@ -288,7 +288,8 @@ cdef Event* event_new(Pool* p, bint stored) noexcept nogil:
     return e
 
 
-cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count, uint32_t* tokens) noexcept nogil:
+cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
+                      uint32_t* tokens) noexcept nogil:
     """Append a piece to the newest event."""
     cdef void* moved = grown(p.pieces, &p.pieces_cap, p.pieces_used + 1, sizeof(Piece))
     cdef Piece* e

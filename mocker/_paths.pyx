@@ -164,10 +164,9 @@ cdef class PathTable:
         trace_block_size, block_size : int
             Tokens an id, tokens an engine block.
         """
-        cdef int64_t n = lengths.shape[0], i, segments = 0, row
+        cdef int64_t n = lengths.shape[0], segments = 0, row
         cdef Tree t
         cdef bint ok
-        cdef int32_t node, up, s
         cdef int32_t* seg
         segment = np.empty(n, np.int32)
         cdef int32_t[::1] leaf = segment
@@ -189,7 +188,6 @@ cdef class PathTable:
                 raise MemoryError
             # a node continues its parent's segment if it is the only child: the parent's child list is just it
             only = np.ones(t.used, np.uint8)
-            only[:] = 1
             segment_parent = np.empty(t.used, np.int32)
             segment_blocks = np.zeros(t.used, np.int32)
             mark_branches(&t, only)

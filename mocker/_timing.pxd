@@ -11,7 +11,8 @@ cdef struct Timing:
     int64_t blocks                 # capacity of the pool in blocks
 
 
-cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup, double decode_speedup) noexcept nogil
+cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
+                     double decode_speedup) noexcept nogil
 cdef void timing_free(Timing* t) noexcept nogil
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil

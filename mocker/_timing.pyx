@@ -43,7 +43,8 @@ cdef double scaled_ms(double ms, double ratio) noexcept nogil:
     return seconds * 1000.0
 
 
-cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup, double decode_speedup) noexcept nogil:
+cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
+                     double decode_speedup) noexcept nogil:
     cdef int64_t i
     t.speedup, t.decode_speedup = speedup, decode_speedup
     t.total_tokens = <double>(blocks * block_size)

@@ -3,7 +3,7 @@
 
 Answers to `scheduler/vllm/policy.rs`. The rest of the pass is vLLM's. A check costs O(running requests).
 """
-from mocker._common cimport int32_t, int64_t
+from mocker._common cimport int64_t
 from mocker._core cimport Core, Request
 from mocker._kv cimport pool_cost
 

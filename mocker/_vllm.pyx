@@ -22,7 +22,7 @@ from mocker._core cimport (
     STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Spread, Work)
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport (
-    Path, path_free, path_reserve, pool_cost, pool_free, pool_init, pool_promote_own, pool_promote_shared, pool_release,
+    Path, path_free, path_reserve, pool_cost, pool_free, pool_promote_own, pool_promote_shared, pool_release,
     pool_reserve, pool_use)
 from mocker._spec cimport rng_u32, sample_output_tokens
 from mocker._timing cimport timing_decode_ms, timing_free, timing_prefill_ms

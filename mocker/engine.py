@@ -228,8 +228,8 @@ class SchedulerState(Mapping["UUID", RequestState]):
     def __getitem__(self, uuid: UUID) -> RequestState:
         slot = self._owner._slots[uuid][1]
         r = self._owner._core.request(slot)
-        return RequestState(uuid, RequestStatus(r["status"]), r["prompt"], r["generated"], r["limit"], r["computed"], r["allocated"],
-                            r["preemptions"])
+        return RequestState(uuid, RequestStatus(r["status"]), r["prompt"], r["generated"], r["limit"], r["computed"],
+                            r["allocated"], r["preemptions"])
 
     def __iter__(self) -> Iterator[UUID]:
         return iter(self._owner._slots)

@@ -6,8 +6,8 @@ usage: python tests/fuzz.py model COUNT [FIRST_SEED]
 
 `model` runs COUNT random scripts a family through both, with the pool's books checked after every pass, every
 fourth of them wild (requests that never fit, no output, over-long prompts). `reference` needs a program that
-reads one script a line and prints its result, one JSON object a line. `trace` replays random small traces in four ways that
-must agree to the last bit: segments with and without fast-forward, real tokens, and the object API.
+reads one script a line and prints its result, one JSON object a line. `trace` replays random small traces in four
+ways that must agree to the last bit: segments with and without fast-forward, real tokens, and the object API.
 """
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from model.script import differences, run_script as run_model  # noqa: E402
+from model.script import differences  # noqa: E402
+from model.script import run_script as run_model  # noqa: E402
 from model.scripts import FAMILIES, random_script  # noqa: E402
 from runner import run_script  # noqa: E402
 
@@ -63,7 +64,8 @@ def random_trace(rng: random.Random) -> tuple[Trace, dict, int]:
         path = path or [rng.randrange(9)]
         paths.append(path)
         low = (len(path) - 1) * trace_block + 1
-        rows.append((arrival, rng.randrange(low, len(path) * trace_block + 1), rng.choice([1, 1, 2, 3, 9, 20, 40]), path))
+        outputs = rng.choice([1, 1, 2, 3, 9, 20, 40])
+        rows.append((arrival, rng.randrange(low, len(path) * trace_block + 1), outputs, path))
         arrival += rng.choice([0.0, 0.0, 0.25, 5.0, 12.5, 60.0, 700.0])
     longest = max(r[1] + r[2] for r in rows)
     fitting = -(-longest // block) + 1

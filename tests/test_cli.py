@@ -243,11 +243,9 @@ def test_refused_without_pyarrow(stand, capsys, monkeypatch):
     assert "pip install 'mocker-llm[parquet]'" in message
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_refused_without_permission(stand, capsys, tmp_path):
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    assert "no permission" in refused(capsys, "trace.jsonl", "--report-json", str(folder / "r.json"))
+def test_refused_without_permission(stand, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    assert "no permission" in refused(capsys, "trace.jsonl", "--report-json", str(tmp_path / "r.json"))
 
 
 def example_of(what: str) -> list[str]:
