@@ -1,15 +1,12 @@
 """Every replay ends, and says how each request did: the table of docs/differences.md, row by row."""
 from __future__ import annotations
 
-import json
-import random
 import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from fuzz import random_trace
 
 from mocker import DirectRequest, MockEngineArgs, SyntheticSpec, Trace, TraceError, VllmCore, simulate
 
@@ -72,13 +69,16 @@ def test_prompt_over_budget_without_chunking():
 
 def test_requests_that_evict_each_other_are_named():
     """Oldest-first preemption in a tiny pool can go round for ever; the others of the cluster complete."""
-    trace, args, workers = random_trace(random.Random("trace/85"))
-    assert args["preemption_mode"] == "fifo"
-    result = simulate(trace, extra_engine_args=MockEngineArgs.from_json(json.dumps(args)), num_workers=workers)
-    stuck = result.report["stalled"]
-    assert {entry["row"] for entry in stuck} == {i for i, s in enumerate(statuses(result)) if s == "incomplete"}
-    assert all(entry["worker"] == 0 and entry["waits_for"] for entry in stuck)
-    assert statuses(result).count("completed") == len(trace) - len(stuck) > 0
+    rows = [(0.0, 39, 3, [2, 6, 7, 7, 5, 7]), (0.0, 7, 2, [9]), (717.5, 29, 40, [2, 6, 5, 6, 4]), (720.0, 7, 2, [9]),
+            (735.0, 33, 20, [5, 1, 4, 6, 8]), (740.0, 7, 2, [9])]
+    trace = Trace.from_columns(
+        arrival_ms=[r[0] for r in rows], input_length=[r[1] for r in rows], output_length=[r[2] for r in rows],
+        hash_offsets=np.cumsum([0] + [len(r[3]) for r in rows]), hash_ids=[i for r in rows for i in r[3]], block_size=7)
+    args = engine(num_gpu_blocks=20, max_num_seqs=2, max_num_batched_tokens=9, preemption_mode="fifo")
+    result = simulate(trace, extra_engine_args=args, num_workers=2)
+    assert statuses(result) == ["completed"] * 2 + ["incomplete", "completed"] * 2
+    assert {entry["row"] for entry in result.report["stalled"]} == {2, 4}
+    assert all(entry["worker"] == 0 and entry["waits_for"] for entry in result.report["stalled"])
 
 
 @pytest.mark.parametrize("workers", [1, 3])
