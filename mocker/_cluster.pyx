@@ -424,8 +424,8 @@ cdef class Cluster:
                 return True
             at = self.next_ready()
             other = self.events.items[0].at if self.events.used > 0 else INFINITY
-            if other < at:
-                at = other
+            if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
+                at = other                     # the single-worker closed loop looks for arrivals between passes only
             if at == INFINITY:
                 self.finished = self.stalled = True
                 return True
@@ -490,7 +490,7 @@ cdef class Cluster:
                     worker = 0                 # whoever is ready now, lowest number first
                     continue
                 if self.workers == 1 and c.steady and self.fast and c.ended_used == 0:
-                    until = self.next_ready() if c.n_waiting == 0 else INFINITY
+                    until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
                     c.end_ms = core_forward(c, c.end_ms, until, self.cap)
                 self.busy[worker] = 1
                 self.sequence += 1
