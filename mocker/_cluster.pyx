@@ -19,7 +19,8 @@ from mocker._common cimport END_NONE, ERR_MEMORY, NIL, grown, int32_t, int64_t, 
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._paths cimport PathTable
-from mocker._vllm cimport core_enqueue, core_forward, core_new, core_pass
+from mocker._requests cimport core_enqueue, core_new
+from mocker._vllm cimport core_forward, core_pass
 
 cdef enum:
     IDLE_LIMIT = 100000            # passes in a row without time, token or ending before a worker counts as stuck

@@ -14,9 +14,10 @@ from mocker._common cimport (
 from mocker._core cimport Core, Request
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
+from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init
-from mocker._vllm cimport core_drop, core_enqueue, core_free, core_init, core_metrics, core_new, core_pass
+from mocker._vllm cimport core_metrics, core_pass
 
 STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted"}
 TERMINAL_NAMES = (None, "completed", "rejected", "capacity", "over_budget")

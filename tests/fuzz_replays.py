@@ -29,7 +29,7 @@ def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
     shared = [rng.randrange(1000, 1 << 31) for _ in range(40)]
     paths: list[list[int]] = []
     rows, at, last = [], 0.0, {}
-    for i in range(rng.randrange(1, 40)):
+    for _ in range(rng.randrange(1, 40)):
         base = list(rng.choice(paths)) if paths and rng.random() < 0.7 else []
         path = base[:rng.randrange(0, len(base) + 1)] + [rng.randrange(9) for _ in range(rng.randrange(0, 5))]
         path = path or [rng.randrange(9)]
@@ -79,7 +79,8 @@ def compare(result, want: dict) -> str | None:
     got = sorted(json.dumps([columns[c][i] for c in COLUMNS]) for i in range(int(ended.sum())))
     expected = sorted(json.dumps([row.get(c) for c in COLUMNS]) for row in want["per_request"])
     if got != expected:
-        return f"rows: {[g for g in got if g not in expected][:2]} instead of {[e for e in expected if e not in got][:2]}"
+        extra, missing = [g for g in got if g not in expected], [e for e in expected if e not in got]
+        return f"rows: {extra[:2]} instead of {missing[:2]}"
     for key, value in want["report"].items():
         if "wall" in key or "_per_s" in key:
             continue

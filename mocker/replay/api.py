@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._cluster import Cluster
-from ._collect import Collector
-from ._engine import EngineCore
-from ._version import __version__
-from .args import MockEngineArgs
-from .collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
-from .engine import engine_settings
-from .simulation import Simulation
-from .trace import Trace
-from .workload import SyntheticSpec, Workload, from_synthetic, from_trace
+from .._cluster import Cluster
+from .._collect import Collector
+from .._engine import EngineCore
+from .._version import __version__
+from ..args import MockEngineArgs
+from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
+from ..engine import engine_settings
+from ..simulation import Simulation
+from ..trace import Trace
+from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["SyntheticSpec", "run_synthetic_trace_replay", "run_trace_replay", "simulate"]
 
 Progress = Callable[[int, int, float], None]
 PathLike = str | os.PathLike[str]
@@ -405,14 +403,3 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
 def _model_name(name: str | None) -> None:
     if name == "":
         raise ValueError("model_name must not be empty; leave it out instead")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of ``python -m mocker.replay``."""
-    from .cli import replay_main
-
-    return replay_main(None if argv is None else list(argv))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
