@@ -25,13 +25,15 @@ from .engine import (
 )
 from .formats import TraceError
 from .replay import SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
+from .router_config import KvRouterConfig
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .simulation import Simulation
 from .trace import Trace, sample_trace_path
 
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot", "KvManager",
-    "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash", "PrefillCost",
+    "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash",
+    "PrefillCost",
     "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
     "SglangArgs",
     "Simulation", "SpeculativeDecodeSampler", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",

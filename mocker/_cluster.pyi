@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from ._collect import Collector
 from ._engine import EngineCore
 from ._paths import PathTable
+from ._router import RouterCore
 
 class Cluster:
     engines: list[EngineCore]
@@ -17,12 +18,15 @@ class Cluster:
     finished: bool
     stalled: bool
     ended: int
+    router: RouterCore | None
     def __init__(
         self, engines: list[EngineCore], collector: Collector, arrival: NDArray[np.float64],
         prompt: NDArray[np.int64], limit: NDArray[np.int64], paths: PathTable | None,
-        tokens: Callable[[int], tuple[NDArray[np.uint32], NDArray[np.uint32]]] | None, cap_ms: float, single: bool,
-        fast: bool,
+        tokens: Callable[[int], tuple[NDArray[np.uint32], NDArray[np.uint32]]] | None, router: RouterCore | None,
+        cap_ms: float, single: bool, fast: bool,
     ) -> None: ...
+    def set_ranks(self, priority: NDArray[np.int64], strict: NDArray[np.int64],
+                  policy: NDArray[np.int32]) -> None: ...
     def set_order(self, order: NDArray[np.int64]) -> None: ...
     def set_sessions(self, turn_offsets: NDArray[np.int64], turn_rows: NDArray[np.int64],
                      session_of: NDArray[np.int32], delay: NDArray[np.float64], concurrency: int) -> None: ...

@@ -15,11 +15,16 @@ from libc.stdlib cimport free, malloc
 import numpy as np
 
 from mocker._collect cimport Collector
-from mocker._common cimport END_NONE, ERR_MEMORY, NIL, grown, int32_t, int64_t, uint8_t
+from mocker._common cimport END_NONE, END_REJECTED, ERR_MEMORY, NIL, grown, int32_t, int64_t, uint8_t, uint32_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
+from mocker._hash cimport hash_blocks
+from mocker._kv cimport Path, path_free, path_reserve
 from mocker._paths cimport PathTable
 from mocker._requests cimport core_enqueue, core_new
+from mocker._router cimport (
+    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_completed, router_drain,
+    router_events, router_prefill_completed)
 from mocker._vllm cimport core_forward, core_pass
 
 cdef enum:
@@ -98,6 +103,8 @@ cdef class Cluster:
         Block identities; None if the engines take real tokens.
     tokens : callable or None
         ``tokens(row) -> (prompt uint32 array, planned output uint32 array)`` for engines of real tokens.
+    router : RouterCore or None
+        Chooses workers in `run_coupled`; None: each in turn.
     cap_ms : float
         No pass starts after this time; infinity for none.
     single : bool
@@ -114,7 +121,9 @@ cdef class Cluster:
     cdef readonly int64_t clamped        # requests whose output TRT-LLM cut to the pool
     cdef readonly bint finished
     cdef readonly bint stalled
+    cdef bint failed                     # the router did; see `RouterCore.raise_error`
     cdef readonly int64_t ended          # requests gone so far
+    cdef readonly RouterCore router
     cdef Core** cores
     cdef int64_t workers
     cdef int64_t n
@@ -149,10 +158,16 @@ cdef class Cluster:
     cdef int64_t in_flight
     cdef int64_t idle_passes
     cdef bint started
+    cdef Router* route                   # NULL: round robin
+    cdef Path scratch                    # of the request that the router looks at
+    cdef const int64_t[::1] priority     # [n] or NULL
+    cdef const int64_t[::1] strict
+    cdef const int32_t[::1] policy       # [n] router queue class code
+    cdef bint ranked                     # these three are set
 
     def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
                   const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
-                  double cap_ms, bint single, bint fast):
+                  RouterCore router, double cap_ms, bint single, bint fast):
         cdef int64_t i
         cdef EngineCore engine
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
@@ -166,8 +181,12 @@ cdef class Cluster:
         self.busy = <uint8_t*>malloc(self.workers)
         if self.cores == NULL or self.lanes == NULL or self.busy == NULL:
             raise MemoryError
+        self.router = router
+        if router is not None:
+            self.route = &router.r
         for i in range(self.workers):
             engine = engines[i]
+            engine.c.note_first = router is not None
             engine.c.rows, engine.c.gaps = &collector.rows, &collector.gaps
             self.cores[i] = &engine.c
             self.lanes[i] = Lane(0.0, i, 0.0, 0, False, False)
@@ -179,6 +198,7 @@ cdef class Cluster:
         free(self.busy)
         free(self.events.items)
         free(self.ready.items)
+        path_free(&self.scratch)
 
     def set_order(self, const int64_t[::1] order):
         """Open loop of single requests: rows by arrival time (stable)."""
@@ -201,15 +221,18 @@ cdef class Cluster:
                              else self.arrival[turn_rows[turn_offsets[s]]], s, 0):
                 raise MemoryError
 
+    def set_ranks(self, const int64_t[::1] priority, const int64_t[::1] strict, const int32_t[::1] policy):
+        """Priority, strict priority and router queue class code of each row."""
+        self.priority, self.strict, self.policy, self.ranked = priority, strict, policy, True
+
     # -- what both ways share ---------------------------------------------------------------------------------------
 
-    cdef bint submit(self, int64_t row, int64_t worker, double at) noexcept nogil:
-        """Hand a request to a worker; it arrived at `at`."""
+    cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
+        """Hand a request to a worker; false if memory is short."""
         cdef Core* c = self.cores[worker]
         cdef int32_t slot
         cdef Request* r
         self.worker[row] = <int32_t>worker
-        self.arrived[row] = at
         if self.paths is None:
             return self.submit_tokens(row, worker)
         slot = core_new(c, row, self.prompt[row], self.limit[row])
@@ -245,7 +268,8 @@ cdef class Cluster:
         """Requests whose last pass ends after the cap: nobody sees them end."""
         cdef int64_t i
         for i in range(c.ended_used):
-            self.collector.rows.terminal[c.ended[i]] = END_NONE
+            if c.ended[i] >= 0:
+                self.collector.rows.terminal[c.ended[i]] = END_NONE
 
     def flush(self):
         """Write what is known of the requests that have not ended into the columns."""
@@ -263,6 +287,8 @@ cdef class Cluster:
         cdef EngineCore engine
         for engine in self.engines:
             engine.raise_error()
+        if self.router is not None:
+            self.router.raise_error()
         if self.collector.gaps.error:
             raise MemoryError
 
@@ -337,7 +363,8 @@ cdef class Cluster:
             row = self.order[lane.next]
             if self.arrival[row] > at:
                 break
-            if not self.submit(row, worker, self.arrival[row]):
+            self.arrived[row] = self.arrival[row]
+            if not self.submit(row, worker):
                 return False
             if self.arrival[row] > lane.last:
                 lane.last = self.arrival[row]
@@ -383,9 +410,59 @@ cdef class Cluster:
             row = self.turn_rows[self.turn_offsets[turn.first] + turn.second]
             self.next_turn[turn.first] = turn.second + 1
             self.in_flight += 1
-            if not self.submit(row, self.next_worker, now if self.limit_active > 0 else turn.at):
+            self.arrived[row] = now if self.limit_active > 0 else turn.at
+            if self.route != NULL:
+                if not self.routed(row, now):
+                    return False
+                continue
+            if not self.submit(row, self.next_worker):
                 return False
             self.next_worker = (self.next_worker + 1) % self.workers
+        return True
+
+    cdef bint routed(self, int64_t row, double now) noexcept nogil:
+        """Ask the router about an arrival; it may be queued there."""
+        cdef int32_t worker
+        if self.paths is None:
+            if not self.path_of_tokens(row):
+                return False
+        elif self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // self.route.block_size)) != 0:
+            return False
+        worker = router_arrival(self.route, row, &self.scratch, self.prompt[row],
+                                self.priority[row] if self.ranked else 0,
+                                <uint32_t>self.strict[row] if self.ranked else 0,
+                                self.policy[row] if self.ranked else 0, now)
+        if worker == ROUTED_LATER:
+            return True
+        if worker == ROUTED_NEVER:             # the reference gives up the whole replay here
+            self.collector.rows.terminal[row] = END_REJECTED
+            self.ended += 1
+            return self.turn_ended(row, now)
+        if worker == ROUTED_ERROR:
+            self.failed = True
+            return True
+        return self.submit(row, worker)
+
+    cdef bint path_of_tokens(self, int64_t row) noexcept with gil:
+        """Path of a request of real tokens: an element a block, named by its sequence hash."""
+        cdef const uint32_t[::1] prompt = self.tokens(row)[0]
+        cdef int32_t i, full = <int32_t>(prompt.shape[0] // self.route.block_size)
+        if path_reserve(&self.scratch, full + 1, True, 0) != 0:
+            return False
+        if full:
+            hash_blocks(&prompt[0], full, <size_t>self.route.block_size, False, 0, self.scratch.local,
+                        self.scratch.keys)
+        for i in range(full):
+            self.scratch.ends[i] = i + 1
+        self.scratch.n = full
+        return True
+
+    cdef bint placed(self, double now) noexcept nogil:
+        """Dispatch what the router lets go, now that loads have changed."""
+        cdef int64_t i, n = router_drain(self.route, now)
+        for i in range(n):
+            if not self.submit(self.route.placed[i].row, self.route.placed[i].worker):
+                return False
         return True
 
     cdef double next_ready(self) noexcept nogil:
@@ -397,9 +474,16 @@ cdef class Cluster:
     cdef bint ended_rows(self, Core* c, double now) noexcept nogil:
         cdef int64_t i
         for i in range(c.ended_used):
-            if not self.turn_ended(c.ended[i], now):
+            if c.ended[i] < 0:                 # a first token
+                router_prefill_completed(self.route, ~c.ended[i], now)
+            else:
+                self.ended += 1
+                if self.route != NULL:
+                    router_completed(self.route, c.ended[i], now)
+                if not self.turn_ended(c.ended[i], now):
+                    return False
+            if self.route != NULL and self.route.queued > 0 and not self.placed(now):
                 return False
-        self.ended += c.ended_used
         return True
 
     def run_coupled(self, int64_t passes):
@@ -419,7 +503,7 @@ cdef class Cluster:
             self.started = True
             if not self.settle(&done):
                 return False
-        while done < passes:
+        while done < passes and not self.failed:
             if self.sessions_left == 0 and self.events.used == 0:
                 self.finished = True
                 return True
@@ -475,8 +559,10 @@ cdef class Cluster:
                     continue
                 core_pass(c, self.now)
                 done[0] += 1
-                if c.error or c.pool.error:
+                if c.error or c.pool.error or self.failed:
                     return True
+                if self.route != NULL:
+                    router_events(self.route, <int32_t>worker, &c.pool)
                 if c.end_ms > self.cap and not self.single:
                     self.uncount(c)
                 if self.brought(c, self.now):

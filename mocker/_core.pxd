@@ -97,6 +97,7 @@ cdef struct Core:
     Gaps* gaps
     bint record                    # fill `admissions` and `signals`
     bint metrics                   # fill `works`
+    bint note_first                # note first tokens in `ended`
     # requests
     Request* req
     int64_t req_cap
@@ -130,9 +131,12 @@ cdef struct Core:
     double last_start              # when the newest pass began, fast-forwarded ones included
     int64_t completed              # requests gone since the pass began
     int64_t admitted               # admissions
-    int64_t* ended                 # [ended_used] ids of the requests gone, in the order they went
-    int64_t ended_cap
+    int64_t* ended                 # [ended_used] ids of the requests gone, in the order of their signals; with
+    int64_t ended_cap              #   `note_first` also ~id of those that made their first token
     int64_t ended_used
+    int64_t* gone_late             # [gone_late_used] ids of those whose signals follow the tokens of the pass
+    int64_t gone_late_cap
+    int64_t gone_late_used
     int64_t made                   # tokens made
     int64_t made_by                # requests that made them
     bint steady                    # every running request decodes and made its token

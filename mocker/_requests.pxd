@@ -12,7 +12,8 @@ cdef int32_t waiting_first(Core* c) noexcept nogil
 cdef void waiting_pop(Core* c) noexcept nogil
 cdef void running_compact(Core* c) noexcept nogil
 cdef void signal(Core* c, bint late, int64_t id, int64_t token, int terminal, double handoff_ms) noexcept nogil
-cdef void request_end(Core* c, int32_t slot, int terminal) noexcept nogil
+cdef void note(Core* c, int64_t what) noexcept nogil
+cdef void request_end(Core* c, int32_t slot, int terminal, bint late) noexcept nogil
 cdef void finish(Core* c, int32_t slot, int terminal) noexcept nogil
 cdef int32_t preempt(Core* c) noexcept nogil
 cdef bint outgrown(Core* c, int32_t slot, bint late) noexcept nogil

@@ -43,6 +43,7 @@ cdef void core_free(Core* c) noexcept nogil:
     free(c.ready)
     free(c.works)
     free(c.ended)
+    free(c.gone_late)
     free(c.admissions)
     free(c.signals)
     free(c.late)
@@ -207,16 +208,34 @@ cdef void blocks_release(Core* c, Request* r, int64_t tokens) noexcept nogil:
         pool_release(&c.pool, &r.path, <int32_t>blocks, 0)
 
 
-cdef void request_end(Core* c, int32_t slot, int terminal) noexcept nogil:
-    """Forget a request that holds no blocks any more."""
-    cdef Request* r = &c.req[slot]
+cdef void note(Core* c, int64_t what) noexcept nogil:
+    """Append to `ended`: the id of a request gone, or ~id of one that made its first token."""
     cdef void* moved = grown(c.ended, &c.ended_cap, c.ended_used + 1, sizeof(int64_t))
     if moved == NULL:
         c.error = ERR_MEMORY
         return
     c.ended = <int64_t*>moved
-    c.ended[c.ended_used] = r.id
+    c.ended[c.ended_used] = what
     c.ended_used += 1
+
+
+cdef void note_late(Core* c, int64_t id) noexcept nogil:
+    cdef void* moved = grown(c.gone_late, &c.gone_late_cap, c.gone_late_used + 1, sizeof(int64_t))
+    if moved == NULL:
+        c.error = ERR_MEMORY
+        return
+    c.gone_late = <int64_t*>moved
+    c.gone_late[c.gone_late_used] = id
+    c.gone_late_used += 1
+
+
+cdef void request_end(Core* c, int32_t slot, int terminal, bint late) noexcept nogil:
+    """Forget a request that holds no blocks any more; `late` if its signal follows the tokens of the pass."""
+    cdef Request* r = &c.req[slot]
+    if late:
+        note_late(c, r.id)
+    else:
+        note(c, r.id)
     if c.rows != NULL:
         c.rows.terminal[r.id] = <signed char>terminal
         c.rows.tokens[r.id] = r.gen
@@ -228,7 +247,7 @@ cdef void request_end(Core* c, int32_t slot, int terminal) noexcept nogil:
 cdef void finish(Core* c, int32_t slot, int terminal) noexcept nogil:
     """A running request has all its tokens: free its blocks at once, so that later ones of this pass can use them."""
     blocks_release(c, &c.req[slot], c.req[slot].len)
-    request_end(c, slot, terminal)
+    request_end(c, slot, terminal, False)
 
 
 cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil:
@@ -294,5 +313,5 @@ cdef bint outgrown(Core* c, int32_t slot, bint late) noexcept nogil:
         return False
     waiting_pop(c)
     signal(c, late, c.req[slot].id, NIL, END_CAPACITY, NAN)
-    request_end(c, slot, END_CAPACITY)
+    request_end(c, slot, END_CAPACITY, late)
     return True

@@ -13,7 +13,7 @@ from mocker._common cimport (
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport Path, path_reserve, pool_promote_own, pool_promote_shared, pool_reserve
-from mocker._requests cimport finish, outgrown, preempt, running_compact, signal
+from mocker._requests cimport finish, note, outgrown, preempt, running_compact, signal
 from mocker._spec cimport rng_u32, sample_output_tokens
 from mocker._timing cimport timing_decode_ms
 
@@ -168,6 +168,8 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
         if done:
             finish(c, slot, END_COMPLETED)
             changed = True
+        elif c.note_first and r.gen == 1:
+            note(c, ~r.id)
     c.made += steps
     c.made_by = c.made
     if changed:
@@ -255,6 +257,8 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
             done = r.gen >= r.limit
             if not done:
                 r.alloc = r.len
+            if c.note_first and r.gen == 1 and not done:
+                note(c, ~r.id)
             if c.record:
                 signal(c, False, r.id, token, END_COMPLETED if done else END_NONE, handoff_ms(c, r) if done else NAN)
         if done:

@@ -19,7 +19,7 @@ from mocker._common cimport (
 from mocker._core cimport (
     STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Spread, Work)
 from mocker._kv cimport pool_cost, pool_use
-from mocker._requests cimport outgrown, preempt, request_end, signal, waiting_first, waiting_pop
+from mocker._requests cimport note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms
 from mocker._tokens cimport collect_ready, emit, emit_bursts
 from mocker._trtllm cimport trt_blocks, trt_fits
@@ -193,7 +193,7 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
                 if (trt_blocks(c, r) if c.policy == POLICY_TRTLLM else (r.len + c.mask) >> c.shift) > c.pool.capacity:
                     waiting_pop(c)
                     signal(c, True, r.id, NIL, END_REJECTED, NAN)
-                    request_end(c, slot, END_REJECTED)
+                    request_end(c, slot, END_REJECTED, True)
                     continue
             if not gate(c, r, &cached):
                 c.reason = STOP_WAIT
@@ -204,7 +204,7 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
                 # It needs more than a whole pass and nothing runs that could change that: the reference waits for ever.
                 waiting_pop(c)
                 signal(c, True, r.id, NIL, END_OVER_BUDGET, NAN)
-                request_end(c, slot, END_OVER_BUDGET)
+                request_end(c, slot, END_OVER_BUDGET, True)
                 continue
             return
         if outcome != SCHEDULED:
@@ -240,7 +240,7 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.pass_no += 1
     c.passes += 1
     c.last_start = now
-    c.completed = c.admitted = c.made = c.made_by = c.ended_used = 0
+    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.gone_late_used = 0
     c.admissions_used = c.signals_used = c.late_used = c.works_used = 0
     c.budget = c.max_tokens
     c.batch = c.batch_isl = c.batch_prefix = 0
@@ -258,6 +258,8 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.end_ms = start + decode
     if not (c.end_ms < INFINITY):
         c.error = ERR_TIME
+    for i in range(c.gone_late_used):
+        note(c, c.gone_late[i])
     for i in range(c.late_used):
         moved = grown(c.signals, &c.signals_cap, c.signals_used + 1, sizeof(Signal))
         if moved == NULL:

@@ -78,12 +78,14 @@ def _engine_has(name: str) -> Callable[[argparse.Namespace], object]:
     return lambda args: any(values.get(name) is not None for values in args.engine_values.values())
 
 
+ROUTER_MODES = (
+    "round_robin", "kv_router", "random", "least_requests", "least_tokens", "power_of_two", "prefix_affinity",
+)
+"""Routing policies by name, see `mocker.router`."""
+
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("--planner-config", _given("--planner-config"), "leave it out: the number of workers stays fixed"),
     Unsupported("--replay-mode online", _has("--replay-mode", "online"), "use --replay-mode offline"),
-    Unsupported("--router-mode kv_router", _has("--router-mode", "kv_router"), "use --router-mode round_robin"),
-    Unsupported("--router-config", _given("--router-config"), "leave it out: round robin has no settings"),
-    Unsupported("--router-policy-config", _given("--router-policy-config"), "leave it out: round robin has no queues"),
     Unsupported(
         "--prefill-engine-args", _given("--prefill-engine-args"), "use --extra-engine-args: aggregated workers"
     ),
@@ -208,7 +210,9 @@ def _build_replay_parser(prog: str) -> argparse.ArgumentParser:
     choice(group, "--compat", ("reference",), "bring back the reference's numbers where this simulator mends them")
 
     group = parser.add_argument_group("routing")
-    choice(group, "--router-mode", ("round_robin", "kv_router"), "how a request finds its worker", "round_robin")
+    choice(group, "--router-mode", ROUTER_MODES, "how a request finds its worker", "round_robin")
+    choice(group, "--router-tie-break", ("random", "lowest"), "which of equally good workers is taken", "random")
+    count(group, "--router-seed", 0, "seed of the router's random draws", 0)
     text(group, "--router-config", "JSON", "settings of the KV router: a JSON object, or @FILE")
     policies = "YAML file of queue policies; with kv_router $DYN_ROUTER_POLICY_CONFIG if not given"
     text(group, "--router-policy-config", "FILE", policies)
@@ -403,7 +407,7 @@ def _router_config(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
     values = {} if args.router_config is None else _json_object(parser, "--router-config", args.router_config)
     if args.router_policy_config is not None:
         values["router_policy_config"] = args.router_policy_config
-    return importlib.import_module("mocker.args").KvRouterConfig.from_json(json.dumps(values))
+    return importlib.import_module("mocker.router_config").KvRouterConfig.from_json(json.dumps(values))
 
 
 def _aic_perf_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
@@ -468,6 +472,8 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             replay_concurrency=args.replay_concurrency,
             replay_mode=args.replay_mode,
             router_mode=args.router_mode,
+            router_tie_break=args.router_tie_break,
+            router_seed=args.router_seed,
             arrival_speedup_ratio=args.arrival_speedup_ratio,
             trace_block_size=args.trace_block_size,
             trace_format=args.trace_format,

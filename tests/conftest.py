@@ -1,5 +1,9 @@
-"""Lets test files import the helpers beside them."""
+"""Lets test files import the helpers beside them; property tests are repeatable and never judged by the clock."""
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 sys.path.insert(0, str(Path(__file__).parent))
+settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("project")

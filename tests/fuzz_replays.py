@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from record_replays import COLUMNS  # noqa: E402
 from test_exact import plain  # noqa: E402
 
-from mocker import MockEngineArgs, simulate  # noqa: E402
+from mocker import KvRouterConfig, MockEngineArgs, simulate  # noqa: E402
 
 
 def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
@@ -61,6 +61,18 @@ def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
     if rng.random() < 0.2:
         args["aic_nextn"] = rng.randrange(1, 4)
     config: dict = {"engine_args": args, "num_workers": rng.choice([1, 1, 2, 3, 5]), "trace_block_size": trace_block}
+    if rng.random() < 0.5:
+        config["num_workers"] = rng.choice([2, 3, 4, 8, 12])
+        config["router_mode"] = "kv_router"
+        if rng.random() < 0.6:
+            config["router_config"] = {
+                "overlap_score_credit": rng.choice([0.0, 0.5, 1.0]),
+                "prefill_load_scale": rng.choice([0.0, 0.3, 1.0, 4.0]),
+                "overlap_score_credit_decay": rng.choice([0.0, 0.0, 1.5]),
+                "router_queue_threshold": rng.choice([None, 0.0, 0.01, 0.5, 16.0]),
+                "router_queue_policy": rng.choice(["fcfs", "lcfs", "wspt"]),
+                "router_assume_kv_reuse": rng.random() < 0.8, "router_track_prefill_tokens": rng.random() < 0.8,
+                "router_track_active_blocks": rng.random() < 0.8}
     if rng.random() < 0.4:
         config["replay_concurrency"] = rng.choice([1, 2, 3, 8, 100])
     elif rng.random() < 0.4:
@@ -111,10 +123,12 @@ def main() -> None:
                 continue
             options = dict(config)
             args = MockEngineArgs.from_json(json.dumps(options.pop("engine_args")))
+            if "router_config" in options:
+                options["router_config"] = KvRouterConfig.from_json(json.dumps(options["router_config"]))
             found = None
             for fast in (True, False):
                 found = found or compare(simulate(path, extra_engine_args=args, compat="reference", fast_forward=fast,
-                                                  **options), want)
+                                                  router_tie_break="lowest", **options), want)
             checked += 1
             if found:
                 bad += 1

@@ -105,6 +105,8 @@ def test_trace_defaults(stand):
         "replay_concurrency": None,
         "replay_mode": "offline",
         "router_mode": "round_robin",
+        "router_tie_break": "random",
+        "router_seed": 0,
         "arrival_speedup_ratio": 1.0,
         "trace_block_size": None,
         "trace_format": "mooncake",
@@ -274,8 +276,7 @@ def test_nothing_unsupported_in_plain_use(stand):
 def test_policy_config_of_the_environment(stand, monkeypatch, capsys):
     monkeypatch.setenv("DYN_ROUTER_POLICY_CONFIG", "policy.yaml")
     assert run("trace.jsonl") == 0  # round robin has no queue policies
-    monkeypatch.setattr(cli, "UNSUPPORTED", tuple(x for x in UNSUPPORTED if x.what != "--router-mode kv_router"))
-    assert "--router-policy-config" in refused_after_success(capsys, "trace.jsonl", "--router-mode", "kv_router")
+    assert "policy.yaml" in refused_after_success(capsys, "trace.jsonl", "--router-mode", "kv_router")
 
 
 def refused_after_success(capsys, *argv: str) -> str:

@@ -12,7 +12,7 @@ from model.script import differences
 from record_replays import COLUMNS, digest
 from runner import run_script
 
-from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
+from mocker import KvRouterConfig, MockEngineArgs, Trace, sample_trace_path, simulate
 
 GOLDEN = Path(__file__).parent / "golden"
 REPLAYS = json.loads((GOLDEN / "replays.json").read_text())
@@ -54,7 +54,10 @@ def test_replays(traces, name, fast):
     config = dict(recorded["config"])
     trace = traces[config.pop("trace")]
     args = MockEngineArgs.from_json(json.dumps(config.pop("engine_args")))
-    result = simulate(trace, extra_engine_args=args, compat="reference", fast_forward=fast, **config)
+    if config.get("router_config"):
+        config["router_config"] = KvRouterConfig.from_json(json.dumps(config["router_config"]))
+    result = simulate(trace, extra_engine_args=args, compat="reference", fast_forward=fast, router_tie_break="lowest",
+                      **config)
     ended = result.per_request["terminal_status"] != "incomplete"
     rows = digest({c: plain(result.per_request[c][ended]) for c in COLUMNS})
     assert rows == (recorded["rows"], recorded["sha256"])

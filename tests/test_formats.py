@@ -20,7 +20,7 @@ from mocker.formats import FORMATS, load
 from mocker.trace import Trace, TraceError, sample_trace_path
 
 GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1, 2]}'
-SCRATCH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SCRATCH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
 
 def write(tmp_path, *rows, newline="\n", end="\n", name="t.jsonl"):

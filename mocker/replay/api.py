@@ -18,10 +18,13 @@ import numpy as np
 from .._cluster import Cluster
 from .._collect import Collector
 from .._engine import EngineCore
+from .._router import RouterCore
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
 from ..engine import engine_settings
+from ..router import KvAware, routing_policy
+from ..router_config import KvRouterConfig, replay_router_config
 from ..simulation import Simulation
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
@@ -45,6 +48,29 @@ class _Run:
     args: MockEngineArgs
     workers: int
     wall_time_ms: float
+
+
+@dataclass(frozen=True)
+class _Routing:
+    """How requests get their workers."""
+
+    mode: Any = "round_robin"
+    config: KvRouterConfig | None = None
+    tie_break: str = "random"
+    seed: int = 0
+    model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tie_break not in ("random", "lowest"):
+            raise ValueError(f"router_tie_break must be 'random' or 'lowest', got {self.tie_break!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"router_seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
+        if self.model_name == "":
+            raise ValueError("model_name must not be empty; leave it out instead")
+        if self.config is not None and not isinstance(self.config, KvRouterConfig):
+            raise TypeError(f"router_config must be KvRouterConfig, got {type(self.config).__name__}")
+        if self.mode not in ("round_robin", "kv_router"):
+            routing_policy(self.mode)
 
 
 def _integer(name: str, value: Any, low: int) -> int:
@@ -72,25 +98,51 @@ def _check(args: MockEngineArgs, workers: int, concurrency: int | None) -> None:
         raise ValueError(f"{mode} only supports data_parallel_size=1, got dp_size={args.dp_size}")
 
 
-def _engines(args: MockEngineArgs, workers: int, real_tokens: bool) -> list[EngineCore]:
+def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> list[EngineCore]:
     settings = engine_settings(args)
     return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
-                       record=False, capture=False, event_tokens=False, worker_id=w) for w in range(workers)]
+                       record=False, capture=events, event_tokens=False, worker_id=w) for w in range(workers)]
+
+
+def _router(choice: _Routing, args: MockEngineArgs, workers: int, real_tokens: bool) -> RouterCore | None:
+    """The compiled router, or None for round robin."""
+    if choice.mode == "round_robin":
+        return None
+    policy = (KvAware(replay_router_config(args, choice.config)) if choice.mode == "kv_router"
+              else routing_policy(choice.mode))
+    return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
+                       tie_break=choice.tie_break, seed=choice.seed, model_name=choice.model_name,
+                       skip_own=not real_tokens)
+
+
+def _set_ranks(cluster: Cluster, router: RouterCore, trace: Trace | None) -> None:
+    """Priorities and policy classes of a trace, for the router's queue."""
+    if trace is None:
+        return
+    classes = trace.policy_class
+    if classes is None and not trace.priority.any() and not trace.strict_priority.any():
+        return
+    codes = np.array([router.profile.code(None if classes is None else classes[i]) for i in range(len(trace))],
+                     np.int32)
+    cluster.set_ranks(trace.priority.astype(np.int64), trace.strict_priority.astype(np.int64), codes)
 
 
 def _run(workload: Workload, args: MockEngineArgs, workers: int, concurrency: int | None, cap_ms: float | None,
-         progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
+         routing: _Routing, progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     real = args.enable_prefix_caching and (workload.planned or force_tokens)
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     collector = Collector(n)
+    router = _router(routing, args, workers, real)
     cluster = Cluster(
-        _engines(args, workers, real), collector, workload.arrival, workload.prompt, workload.limit,
-        None if real else workload.make_paths(args.block_size), workload.tokens if real else None,
-        math.inf if cap_ms is None else cap_ms, workers == 1, fast)
-    if concurrency is None and workload.session is None:
+        _engines(args, workers, real, router is not None), collector, workload.arrival, workload.prompt,
+        workload.limit, None if real else workload.make_paths(args.block_size), workload.tokens if real else None,
+        router, math.inf if cap_ms is None else cap_ms, workers == 1, fast)
+    if router is not None:
+        _set_ranks(cluster, router, workload.trace)
+    if concurrency is None and workload.session is None and router is None:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
         for worker in range(workers):
             while not cluster.run_lane(worker, SLICE_PASSES):
@@ -186,9 +238,9 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, bl
 
 def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
               extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
-              decode_engine_args: MockEngineArgs | None, router_config: Any, aic_perf_config: Any, num_workers: int,
+              decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
-              router_mode: str, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
+              routing: _Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, fast: bool = True,
               force_tokens: bool = False) -> tuple[_Run, Report]:
@@ -196,15 +248,15 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
         raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
-    if router_mode not in ("round_robin", "kv_router"):
-        raise ValueError(f"router_mode must be either 'round_robin' or 'kv_router', got {router_mode!r}")
     _refuse(prefill_engine_args=(prefill_engine_args, (None,)), decode_engine_args=(decode_engine_args, (None,)),
-            aic_perf_config=(aic_perf_config, (None,)), router_mode=(router_mode, ("round_robin",)),
+            aic_perf_config=(aic_perf_config, (None,)),
             replay_mode=(replay_mode, ("offline",)))
     if num_prefill_workers != 1 or num_decode_workers != 1:
         raise ValueError("num_prefill_workers and num_decode_workers are only used for disagg replay; use num_workers "
                          "for aggregated replay")
     workers = _integer("num_workers", num_workers, 1)
+    if routing.mode == "kv_router" and workers == 1:
+        raise ValueError("offline replay only supports router_mode=kv_router when num_workers > 1")
     concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
     if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
         raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
@@ -219,23 +271,23 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, args, workers, concurrency, max_sim_time_ms, progress, fast, force_tokens)
+    run = _run(ready, args, workers, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens)
     return run, _report(run, sla, compat)
 
 
 def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine_args: MockEngineArgs | None = None,
                      prefill_engine_args: MockEngineArgs | None = None,
-                     decode_engine_args: MockEngineArgs | None = None, router_config: Any = None,
+                     decode_engine_args: MockEngineArgs | None = None, router_config: KvRouterConfig | None = None,
                      aic_perf_config: Any = None, num_workers: int = 1, num_prefill_workers: int = 1,
                      num_decode_workers: int = 1, replay_concurrency: int | None = None, replay_mode: str = "offline",
-                     router_mode: str = "round_robin", arrival_speedup_ratio: float = 1.0,
+                     router_mode: Any = "round_robin", arrival_speedup_ratio: float = 1.0,
                      trace_block_size: int | None = None, trace_format: str = "mooncake",
                      trace_shared_prefix_ratio: float = 0.0, trace_num_prefix_groups: int = 0,
                      report_jsonl_path: PathLike | None = None, max_sim_time_ms: float | None = None,
                      model_name: str | None = None, sla_ttft_ms: float | None = None, sla_itl_ms: float | None = None,
                      sla_e2e_ms: float | None = None, planner_config: Any = None, benchmark_granularity: int = 8,
-                     on_short_hash_ids: str = "error", compat: str | None = None,
-                     progress: Progress | None = None) -> Report:
+                     router_tie_break: str = "random", router_seed: int = 0, on_short_hash_ids: str = "error",
+                     compat: str | None = None, progress: Progress | None = None) -> Report:
     """Replay a trace file through a cluster and return the report.
 
     Parameters
@@ -245,7 +297,18 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
     extra_engine_args : MockEngineArgs, optional
         The workers' engine; defaults if None.
     num_workers : int
-        Workers; requests go to them in turn (round robin).
+        Workers.
+    router_mode : str, RoutingPolicy or callable
+        "round_robin": in turn; "kv_router": by cached blocks and load (needs two workers); or another policy of
+        `mocker.router`: "least_requests", "least_tokens", "power_of_two", "prefix_affinity", "random", a function.
+    router_config : KvRouterConfig, optional
+        Settings of the KV router.
+    router_tie_break : {"random", "lowest"}
+        Equal scores: one at random, or the lowest worker.
+    router_seed : int
+        Seed of the router's draws.
+    model_name : str, optional
+        Selects a profile of the router's policy file.
     replay_concurrency : int, optional
         Closed loop: at most so many requests (sessions) at a time; timestamps are ignored.
     arrival_speedup_ratio : float
@@ -264,9 +327,8 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
         The reference's numbers where ours differ on purpose (see `collector.assemble_report`).
     progress : callable, optional
         ``progress(ended, total, sim_ms)`` now and then.
-    prefill_engine_args, decode_engine_args, router_config, aic_perf_config, num_prefill_workers, num_decode_workers, \
-replay_mode, router_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, model_name, \
-planner_config, benchmark_granularity
+    prefill_engine_args, decode_engine_args, aic_perf_config, num_prefill_workers, num_decode_workers, \
+replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, benchmark_granularity
         The reference's; values other than the defaults raise `ValueError` where the feature is not here yet.
 
     Returns
@@ -283,12 +345,12 @@ planner_config, benchmark_granularity
     """
     files = [trace_files] if isinstance(trace_files, (str, os.PathLike)) else list(trace_files)
     _refuse(planner_config=(planner_config, (None,)))
-    _model_name(model_name)
+    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         files, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
         num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress)
@@ -300,16 +362,18 @@ planner_config, benchmark_granularity
 def run_synthetic_trace_replay(input_tokens: int, output_tokens: int, request_count: int, *,
                                extra_engine_args: MockEngineArgs | None = None,
                                prefill_engine_args: MockEngineArgs | None = None,
-                               decode_engine_args: MockEngineArgs | None = None, router_config: Any = None,
+                               decode_engine_args: MockEngineArgs | None = None,
+                               router_config: KvRouterConfig | None = None,
                                aic_perf_config: Any = None, num_workers: int = 1, num_prefill_workers: int = 1,
                                num_decode_workers: int = 1, replay_concurrency: int | None = None,
-                               replay_mode: str = "offline", router_mode: str = "round_robin",
+                               replay_mode: str = "offline", router_mode: Any = "round_robin",
                                arrival_speedup_ratio: float = 1.0, arrival_interval_ms: float = 1.0,
                                turns_per_session: int = 1, shared_prefix_ratio: float = 0.0,
                                num_prefix_groups: int = 0, inter_turn_delay_ms: float = 0.0,
                                model_name: str | None = None, sla_ttft_ms: float | None = None,
                                sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None,
                                planner_config: Any = None, benchmark_granularity: int = 8,
+                               router_tie_break: str = "random", router_seed: int = 0,
                                compat: str | None = None, progress: Progress | None = None) -> Report:
     """Replay a synthetic workload through a cluster and return the report.
 
@@ -333,14 +397,14 @@ compat, progress
         A bad argument.
     """
     _refuse(planner_config=(planner_config, (None,)))
-    _model_name(model_name)
+    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     spec = SyntheticSpec(input_tokens, output_tokens, request_count, arrival_interval_ms, turns_per_session,
                          shared_prefix_ratio, num_prefix_groups, inter_turn_delay_ms)
     return _simulate(
         spec, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
         num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=None, trace_format="mooncake",
         max_sim_time_ms=None, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms), on_short_hash_ids="error", compat=compat,
         progress=progress)[1]
@@ -348,9 +412,10 @@ compat, progress
 
 def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              extra_engine_args: MockEngineArgs | None = None, prefill_engine_args: MockEngineArgs | None = None,
-             decode_engine_args: MockEngineArgs | None = None, router_config: Any = None, aic_perf_config: Any = None,
+             decode_engine_args: MockEngineArgs | None = None, router_config: KvRouterConfig | None = None,
+             aic_perf_config: Any = None,
              num_workers: int = 1, num_prefill_workers: int = 1, num_decode_workers: int = 1,
-             replay_concurrency: int | None = None, replay_mode: str = "offline", router_mode: str = "round_robin",
+             replay_concurrency: int | None = None, replay_mode: str = "offline", router_mode: Any = "round_robin",
              arrival_speedup_ratio: float = 1.0, trace_block_size: int | None = None, trace_format: str = "auto",
              trace_shared_prefix_ratio: float = 0.0, trace_num_prefix_groups: int = 0,
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
@@ -363,10 +428,6 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     ----------
     workload : path, sequence of one path, Trace or SyntheticSpec
         What to replay.
-    router_tie_break : {"random", "lowest"}
-        How equal scores of a KV router are broken; round robin has none.
-    router_seed : int
-        Seed of random tie breaks.
     fast_forward : bool
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
         them; the results are the same to the last bit.
@@ -383,14 +444,12 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     ValueError, OSError
         As `run_trace_replay`.
     """
-    if router_tie_break not in ("random", "lowest"):
-        raise ValueError(f"router_tie_break must be 'random' or 'lowest', got {router_tie_break!r}")
-    _model_name(model_name)
+    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, router_config=router_config, aic_perf_config=aic_perf_config,
+        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
         num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, router_mode=router_mode,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
@@ -398,8 +457,3 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     meta = {"mocker_version": __version__, "engine_args": run.args.to_json(), "num_workers": run.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
     return Simulation(report, _columns(run), meta)
-
-
-def _model_name(name: str | None) -> None:
-    if name == "":
-        raise ValueError("model_name must not be empty; leave it out instead")
