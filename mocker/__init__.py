@@ -9,6 +9,7 @@ from ._spec import SpeculativeDecodeSampler
 from ._version import __version__
 from .args import DirectRequest, MockEngineArgs, ReasoningConfig, SglangArgs, TrtllmArgs
 from .collector import TraceCollector
+from .commands import SchedulerCommand, SchedulerCommandEffects
 from .engine import (
     AdmissionEvent,
     EnginePassResult,
@@ -17,8 +18,6 @@ from .engine import (
     OutputSignal,
     RequestState,
     RequestStatus,
-    SchedulerCommand,
-    SchedulerCommandEffects,
     SchedulerState,
     VllmCore,
     create_engine_core,
@@ -27,6 +26,7 @@ from .formats import TraceError
 from .replay import SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
 from .router_config import KvRouterConfig
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
+from .sglang import SglangCore
 from .simulation import Simulation
 from .trace import Trace, sample_trace_path
 
@@ -35,7 +35,7 @@ __all__ = [
     "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash",
     "PrefillCost",
     "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
-    "SglangArgs",
+    "SglangArgs", "SglangCore",
     "Simulation", "SpeculativeDecodeSampler", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
     "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
     "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",

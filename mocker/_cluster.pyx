@@ -10,7 +10,7 @@ Costs: a lane O(passes in which something happens); the loop O(passes) heap oper
 number of passes, so that a caller can show progress and be interrupted.
 """
 from libc.math cimport INFINITY, isnan
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_completed, router_drain,
     router_events, router_prefill_completed)
+from mocker._sglang cimport (
+    SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_new, sgl_pass)
+from mocker._sglang_engine cimport SglangEngine
 from mocker._vllm cimport core_forward, core_pass
 
 cdef enum:
@@ -91,7 +94,7 @@ cdef class Cluster:
 
     Parameters
     ----------
-    engines : list of EngineCore
+    engines : list of EngineCore or of SglangEngine
         One per worker, not recording, with no requests.
     collector : Collector
         A row per request of the workload.
@@ -124,7 +127,9 @@ cdef class Cluster:
     cdef bint failed                     # the router did; see `RouterCore.raise_error`
     cdef readonly int64_t ended          # requests gone so far
     cdef readonly RouterCore router
-    cdef Core** cores
+    cdef int kind                        # EngineKind
+    cdef void** cores                    # [workers] Core or SglangCore
+    cdef View* views                     # [workers]
     cdef int64_t workers
     cdef int64_t n
     cdef const double[::1] arrival
@@ -169,31 +174,45 @@ cdef class Cluster:
                   const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
                   RouterCore router, double cap_ms, bint single, bint fast):
         cdef int64_t i
-        cdef EngineCore engine
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
         self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
         self.workers, self.n = len(engines), prompt.shape[0]
         self.worker_of = np.full(self.n, NIL, np.int32)
         self.arrival_of = np.full(self.n, np.nan)
         self.worker, self.arrived = self.worker_of, self.arrival_of
-        self.cores = <Core**>malloc(self.workers * sizeof(Core*))
+        self.kind = KIND_SGLANG if isinstance(engines[0], SglangEngine) else KIND_CORE
+        self.cores = <void**>malloc(self.workers * sizeof(void*))
+        self.views = <View*>calloc(self.workers, sizeof(View))
         self.lanes = <Lane*>malloc(self.workers * sizeof(Lane))
         self.busy = <uint8_t*>malloc(self.workers)
-        if self.cores == NULL or self.lanes == NULL or self.busy == NULL:
+        if self.cores == NULL or self.views == NULL or self.lanes == NULL or self.busy == NULL:
             raise MemoryError
         self.router = router
         if router is not None:
             self.route = &router.r
         for i in range(self.workers):
-            engine = engines[i]
-            engine.c.note_first = router is not None
-            engine.c.rows, engine.c.gaps = &collector.rows, &collector.gaps
-            self.cores[i] = &engine.c
+            self.attach(engines[i], i)
             self.lanes[i] = Lane(0.0, i, 0.0, 0, False, False)
             self.busy[i] = 0
 
+    cdef int attach(self, object engine, int64_t worker) except -1:
+        """Point an engine at the collector and keep its address."""
+        cdef EngineCore core
+        cdef SglangEngine sglang
+        if self.kind == KIND_SGLANG:
+            sglang = engine
+            sglang.collect(self.collector)
+            self.cores[worker] = &sglang.c
+        else:
+            core = engine
+            core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
+            core.c.note_first = self.router is not None
+            self.cores[worker] = &core.c
+        return 0
+
     def __dealloc__(self):
         free(self.cores)
+        free(self.views)
         free(self.lanes)
         free(self.busy)
         free(self.events.items)
@@ -229,12 +248,25 @@ cdef class Cluster:
 
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
         """Hand a request to a worker; false if memory is short."""
-        cdef Core* c = self.cores[worker]
+        cdef Core* c
+        cdef SglangCore* g
         cdef int32_t slot
         cdef Request* r
         self.worker[row] = <int32_t>worker
+        self.views[worker].count += 1
         if self.paths is None:
             return self.submit_tokens(row, worker)
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            slot = sgl_new(g, row, self.prompt[row], self.limit[row])
+            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
+                return False
+            g.req[slot].own_key = g.next_own_key
+            g.next_own_key += 1
+            sgl_enqueue(g, slot)
+            self.views[worker].n_waiting = g.n_waiting
+            return True
+        c = <Core*>self.cores[worker]
         slot = core_new(c, row, self.prompt[row], self.limit[row])
         if slot == NIL:
             return False
@@ -247,24 +279,64 @@ cdef class Cluster:
             r.own_key = c.next_own_key
             c.next_own_key += 1
         core_enqueue(c, slot, NIL)
+        self.views[worker].n_waiting = c.n_waiting
         return True
 
+    cdef void run_pass(self, int64_t worker, double now) noexcept nogil:
+        """One pass of a worker; its view shows what came of it."""
+        if self.kind == KIND_SGLANG:
+            sgl_pass(<SglangCore*>self.cores[worker], now)
+        else:
+            core_pass(<Core*>self.cores[worker], now)
+        self.look(worker)
+
+    cdef double forward(self, int64_t worker, double now, double until) noexcept nogil:
+        """Fast-forward a worker through passes that only decode; returns its new now."""
+        if self.kind == KIND_SGLANG:
+            now = sgl_forward(<SglangCore*>self.cores[worker], now, until, self.cap)
+        else:
+            now = core_forward(<Core*>self.cores[worker], now, until, self.cap)
+        return now
+
+    cdef void look(self, int64_t worker) noexcept nogil:
+        cdef View* v = &self.views[worker]
+        cdef Core* c
+        cdef SglangCore* g
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            v.end_ms, v.last_start, v.count, v.n_waiting = g.end_ms, g.last_start, g.count, g.n_waiting
+            v.made, v.completed, v.admitted, v.passes = g.made, g.completed, g.admitted, g.passes
+            v.preempted, v.worked, v.steady, v.error = g.preempted, g.admitted > 0, g.steady, g.error
+            v.ended, v.ended_used = g.ended, g.ended_used
+            return
+        c = <Core*>self.cores[worker]
+        v.end_ms, v.last_start, v.count, v.n_waiting = c.end_ms, c.last_start, c.count, c.n_waiting
+        v.made, v.completed, v.admitted, v.passes = c.made, c.completed, c.admitted, c.passes
+        v.preempted, v.worked, v.steady = c.preempted, c.budget < c.max_tokens, c.steady
+        v.error = c.error or c.pool.error
+        v.ended, v.ended_used = c.ended, c.ended_used
+
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil:
-        cdef EngineCore engine = self.engines[worker]
+        cdef EngineCore engine
         try:
             prompt, plan = self.tokens(row)
+            if self.kind == KIND_SGLANG:
+                (<SglangEngine>self.engines[worker]).submit(row, prompt, self.limit[row], plan, 0, row)
+                return True
+            engine = self.engines[worker]
             slot = engine.submit(row, prompt, self.limit[row], plan, NIL)
         except MemoryError:
             return False
         if engine.c.req[slot].limit < self.limit[row]:
             self.clamped += 1
+        self.views[worker].n_waiting = engine.c.n_waiting
         return True
 
-    cdef inline bint brought(self, Core* c, double start) noexcept nogil:
+    cdef inline bint brought(self, View* c, double start) noexcept nogil:
         """Whether the pass that began at `start` moved anything; recomputed generated tokens take no time."""
-        return c.made > 0 or c.completed > 0 or (not c.preempted and (c.end_ms > start or c.budget < c.max_tokens))
+        return c.made > 0 or c.completed > 0 or (not c.preempted and (c.end_ms > start or c.worked))
 
-    cdef void uncount(self, Core* c) noexcept nogil:
+    cdef void uncount(self, View* c) noexcept nogil:
         """Requests whose last pass ends after the cap: nobody sees them end."""
         cdef int64_t i
         for i in range(c.ended_used):
@@ -274,19 +346,33 @@ cdef class Cluster:
     def flush(self):
         """Write what is known of the requests that have not ended into the columns."""
         cdef int64_t w, i
+        cdef Core* c
         cdef Request* r
+        cdef SglangCore* g
+        cdef SglRequest* q
         for w in range(self.workers):
-            for i in range(self.cores[w].req_used):
-                r = &self.cores[w].req[i]
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[w]
+                for i in range(g.req_used):
+                    q = &g.req[i]
+                    if q.status != 0 and q.gen > 0:
+                        self.collector.rows.tokens[q.id] = q.gen
+                        self.collector.rows.last_token[q.id] = q.last_ms
+                continue
+            c = <Core*>self.cores[w]
+            for i in range(c.req_used):
+                r = &c.req[i]
                 if r.status != 0 and r.gen > 0:
                     self.collector.rows.tokens[r.id] = r.gen
                     self.collector.rows.last_token[r.id] = r.last_ms
 
     def raise_errors(self):
         """Turn an error of an engine or the collector into an exception."""
-        cdef EngineCore engine
         for engine in self.engines:
-            engine.raise_error()
+            if self.kind == KIND_SGLANG:
+                (<SglangEngine>engine).raise_error()
+            else:
+                (<EngineCore>engine).raise_error()
         if self.router is not None:
             self.router.raise_error()
         if self.collector.gaps.error:
@@ -313,14 +399,14 @@ cdef class Cluster:
         return self.lanes[worker].done
 
     cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil:
-        cdef Core* c = self.cores[worker]
+        cdef View* c = &self.views[worker]
         cdef Lane* lane = &self.lanes[worker]
         cdef double until, now = lane.now
         cdef int64_t stop = c.passes + passes
         while c.passes < stop:
             if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
                 c.error = ERR_MEMORY
-            if c.error or c.pool.error:
+            if c.error:
                 break
             if c.count == 0 and lane.next < self.n and now <= self.cap:
                 now = self.arrival[self.order[lane.next]]
@@ -332,7 +418,7 @@ cdef class Cluster:
             if c.count == 0 or now > self.cap:
                 lane.done = True
                 break
-            core_pass(c, now)
+            self.run_pass(worker, now)
             self.ended += c.ended_used
             lane.last = now
             if self.brought(c, now):
@@ -351,8 +437,12 @@ cdef class Cluster:
                 until = INFINITY
                 if c.n_waiting == 0 and lane.next < self.n:
                     until = self.arrival[self.order[lane.next]]
-                now = core_forward(c, now, until, self.cap)
-                lane.last = now if now <= self.cap or self.single else c.last_start
+                now = self.forward(worker, now, until)
+                if now > self.cap and not self.single:
+                    self.look(worker)
+                    lane.last = c.last_start
+                else:
+                    lane.last = now
         lane.now = now
 
     cdef bint deliver(self, int64_t worker, double at) noexcept nogil:
@@ -371,7 +461,7 @@ cdef class Cluster:
             lane.next += self.workers
         return True
 
-    cdef inline bint stuck(self, Core* c, double start, int64_t* idle) noexcept nogil:
+    cdef inline bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil:
         """Count passes that brought nothing; true when no other pass can: at once if this one changed nothing."""
         idle[0] += 1
         return (c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
@@ -471,7 +561,7 @@ cdef class Cluster:
             return INFINITY
         return self.ready.items[0].at
 
-    cdef bint ended_rows(self, Core* c, double now) noexcept nogil:
+    cdef bint ended_rows(self, View* c, double now) noexcept nogil:
         cdef int64_t i
         for i in range(c.ended_used):
             if c.ended[i] < 0:                 # a first token
@@ -533,14 +623,14 @@ cdef class Cluster:
         while self.events.used > 0 and self.events.items[0].at == self.now:
             worker = heap_pop(&self.events).second
             self.busy[worker] = 0
-            if not self.ended_rows(self.cores[worker], self.now):
+            if not self.ended_rows(&self.views[worker], self.now):
                 return False
         return True
 
     cdef bint settle(self, int64_t* done) noexcept nogil:
         """Everything that happens at `now`, until nothing does any more."""
         cdef int64_t worker, dispatched
-        cdef Core* c
+        cdef View* c
         cdef bint changed = True
         cdef double until
         while changed:
@@ -553,16 +643,16 @@ cdef class Cluster:
             changed = changed or dispatched != self.in_flight
             worker = 0
             while worker < self.workers:
-                c = self.cores[worker]
+                c = &self.views[worker]
                 if self.busy[worker] or c.count == 0:
                     worker += 1
                     continue
-                core_pass(c, self.now)
+                self.run_pass(worker, self.now)
                 done[0] += 1
-                if c.error or c.pool.error or self.failed:
+                if c.error or self.failed:
                     return True
                 if self.route != NULL:
-                    router_events(self.route, <int32_t>worker, &c.pool)
+                    router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
                 if c.end_ms > self.cap and not self.single:
                     self.uncount(c)
                 if self.brought(c, self.now):
@@ -578,7 +668,7 @@ cdef class Cluster:
                     continue
                 if self.workers == 1 and c.steady and self.fast and c.ended_used == 0:
                     until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
-                    c.end_ms = core_forward(c, c.end_ms, until, self.cap)
+                    c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
                 self.sequence += 1
                 if not heap_push(&self.events, c.end_ms, self.sequence, worker):
@@ -597,11 +687,22 @@ cdef class Cluster:
             (row, worker, status code, tokens known, tokens computed, preemptions).
         """
         cdef int64_t w, i
+        cdef Core* c
         cdef Request* r
+        cdef SglangCore* g
+        cdef SglRequest* q
         out = []
         for w in range(self.workers):
-            for i in range(self.cores[w].req_used):
-                r = &self.cores[w].req[i]
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[w]
+                for i in range(g.req_used):
+                    q = &g.req[i]
+                    if q.status != 0:
+                        out.append((q.id, w, 1, q.len, q.computed, q.retractions))
+                continue
+            c = <Core*>self.cores[w]
+            for i in range(c.req_used):
+                r = &c.req[i]
                 if r.status != 0:
                     out.append((r.id, w, r.status, r.len, r.computed, r.preemptions))
         return out

@@ -16,6 +16,9 @@ cdef enum RequestStatus:
     ST_WAITING = 1                 # queued, never preempted since it arrived
     ST_RUNNING = 2
     ST_PREEMPTED = 3               # queued again, keeps its generated tokens
+    ST_HELD = 4                    # hand-off source: done, its blocks are kept until it is released
+    ST_PENDING = 5                 # hand-off destination that waits for a reservation
+    ST_RESERVED = 6                # hand-off destination with room for its prompt
 
 cdef enum WorkerType:
     WORKER_AGGREGATED = 0

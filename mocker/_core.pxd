@@ -31,6 +31,10 @@ cdef struct Request:
     uint32_t* plan                 # [plan_used] tokens it will generate
     int64_t plan_used
     int64_t plan_cap
+    uint8_t source                 # 1: hand-off source, its blocks are held when it is done
+    uint8_t destination            # 1: hand-off destination that was activated
+    int32_t pinned                 # reserved destination: cached blocks pinned
+    int64_t attempt                # pending destination: capacity generation of the last try, NIL = never
     int32_t next_free              # free slots: next one
 
 
@@ -79,6 +83,7 @@ cdef struct Core:
     int64_t max_tokens             # budget of a pass
     bint caching
     bint chunked
+    bint end_over_budget           # end a head that no pass can hold, where the reference waits for ever
     bint fifo                      # preempt the oldest running request, not the newest
     int policy                     # Policy
     int worker_type                # WorkerType
@@ -115,6 +120,15 @@ cdef struct Core:
     int32_t next_place             # newest mark of a kept place
     int64_t preemptions
     uint64_t next_own_key
+    int32_t* pending               # [n_pending] slots of destinations that wait for a reservation, in order
+    int64_t pending_cap
+    int64_t n_pending
+    int64_t n_reserved             # destinations reserved
+    int64_t n_held                 # sources held
+    int64_t generation             # grows whenever capacity may have become free
+    int64_t* held                  # [held_used] ids of the sources that the pass left held
+    int64_t held_cap
+    int64_t held_used
     # the pass under way
     int64_t pass_no
     int64_t budget
@@ -131,8 +145,8 @@ cdef struct Core:
     double last_start              # when the newest pass began, fast-forwarded ones included
     int64_t completed              # requests gone since the pass began
     int64_t admitted               # admissions
-    int64_t* ended                 # [ended_used] ids of the requests gone, in the order of their signals; with
-    int64_t ended_cap              #   `note_first` also ~id of those that made their first token
+    int64_t* ended                 # [ended_used] ids of the requests gone, and with `note_first` ~id of those that
+    int64_t ended_cap              # made their first token, in the order of their signals
     int64_t ended_used
     int64_t* gone_late             # [gone_late_used] ids of those whose signals follow the tokens of the pass
     int64_t gone_late_cap

@@ -1,5 +1,5 @@
 # One engine core as a Python object that owns the memory; the cluster works on its `c` directly.
-from mocker._common cimport int32_t, int64_t
+from mocker._common cimport int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 
 
@@ -8,4 +8,6 @@ cdef class EngineCore:
     cdef int64_t next_event        # id of the next KV event
     cdef readonly int64_t worker_id
 
+    cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
+                      const uint32_t[::1] plan) except -1
     cdef int raise_error(self) except -1

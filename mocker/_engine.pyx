@@ -9,9 +9,11 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport (
-    ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t,
-    int64_t, uint32_t, uint64_t)
+    ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PENDING, ST_PREEMPTED, ST_RESERVED,
+    ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
 from mocker._core cimport Core, Request
+from mocker._handoff cimport (
+    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
@@ -19,7 +21,8 @@ from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init
 from mocker._vllm cimport core_metrics, core_pass
 
-STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted"}
+STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted", ST_HELD: "held",
+                ST_PENDING: "pending", ST_RESERVED: "reserved"}
 TERMINAL_NAMES = (None, "completed", "rejected", "capacity", "over_budget")
 
 
@@ -60,6 +63,7 @@ cdef class EngineCore:
         cdef int i
         c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
         c.max_seqs, c.max_tokens, c.caching, c.chunked, c.fifo = max_seqs, max_tokens, caching, chunked, fifo
+        c.end_over_budget = worker_type == 0 or not record     # an embedder of a pool's worker can cancel it
         c.policy, c.worker_type = POLICY_TRTLLM if trtllm else 0, worker_type
         c.kv_bytes, c.kv_bandwidth = kv_bytes, kv_bandwidth
         c.nextn = len(rates)
@@ -107,6 +111,14 @@ cdef class EngineCore:
         int
             Its slot, valid until it ends.
         """
+        cdef int32_t slot = self.load(handle, tokens, limit, plan)
+        core_enqueue(&self.c, slot, place)
+        self.raise_error()
+        return slot
+
+    cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
+                      const uint32_t[::1] plan) except -1:
+        """A slot for a request of real tokens, not queued yet."""
         cdef Core* c = &self.c
         cdef int64_t prompt = tokens.shape[0], i
         cdef const uint32_t* data = &tokens[0] if prompt else NULL
@@ -140,9 +152,51 @@ cdef class EngineCore:
             r.plan = <uint32_t*>moved
             r.plan_used = plan.shape[0]
             memcpy(r.plan, &plan[0], r.plan_used * sizeof(uint32_t))
-        core_enqueue(c, slot, place)
+        return slot
+
+    def mark_source(self, int32_t slot):
+        """Hold the blocks of a queued request when it is done, until `release`."""
+        self.c.req[slot].source = 1
+
+    def release(self, int32_t slot):
+        """Free a held source, or forget that a request is to be held."""
+        handoff_release_source(&self.c, slot)
+
+    def reserve(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan):
+        """Queue a destination for its reservation (parameters as for `submit`); -1 if it exceeds the whole pool."""
+        cdef int32_t slot = self.load(handle, tokens, limit, plan)
+        if not handoff_reserve(&self.c, slot):
+            slot = NIL
         self.raise_error()
         return slot
+
+    def retry(self):
+        """Try to reserve for the first pending destination: (handle, tokens to transfer), or None."""
+        cdef Core* c = &self.c
+        cdef int32_t slot = handoff_retry(c)
+        cdef Request* r
+        self.raise_error()
+        if slot == NIL:
+            return None
+        r = &c.req[slot]
+        return r.id, (r.full + r.partial - r.pinned) * c.block_size
+
+    def activate(self, int32_t slot):
+        """The prompt of a reserved destination has arrived."""
+        handoff_activate(&self.c, slot)
+        self.raise_error()
+
+    def withdraw(self, int32_t slot):
+        """Cancel a pending or reserved destination; False if it is neither."""
+        return handoff_withdraw(&self.c, slot)
+
+    def held_sources(self):
+        """Handles of the sources that the last pass left held, in order."""
+        return [self.c.held[i] for i in range(self.c.held_used)]
+
+    def status(self, int32_t slot):
+        """Status code of a slot (`STATUS_NAMES`)."""
+        return self.c.req[slot].status
 
     def drop(self, int32_t slot):
         """Cancel a request and free what it holds; returns the place to submit the same id to again, or -1."""
@@ -212,9 +266,13 @@ cdef class EngineCore:
 
     @property
     def counts(self):
-        """(active, inactive, all blocks; running, waiting requests; preemptions; requests alive; passes; evictions)"""
+        """(active, inactive, all blocks; running, waiting requests; preemptions; requests alive; passes; evictions)
+
+        Destinations that wait for a reservation or for activation count as waiting.
+        """
         cdef Core* c = &self.c
-        return (c.pool.active, c.pool.inactive, c.pool.capacity, c.n_running, c.n_waiting, c.preemptions, c.count,
+        return (c.pool.active, c.pool.inactive, c.pool.capacity, c.n_running,
+                c.n_waiting + c.n_pending + c.n_reserved, c.preemptions, c.count,
                 c.passes, c.pool.evictions)
 
     def request(self, int32_t slot):
@@ -243,7 +301,7 @@ cdef class EngineCore:
         cdef Core* c = &self.c
         cdef Request* r
         cdef Run* run
-        cdef int64_t slot, blocks, active = 0, inactive = 0, partial = 0, held = 0
+        cdef int64_t slot, blocks, active = 0, inactive = 0, partial = 0, held = 0, pinned = 0
         cdef int32_t i, at, cover, low, prev
         holders = {}
         alive = 0
@@ -251,13 +309,19 @@ cdef class EngineCore:
             r = &c.req[slot]
             if r.status == ST_FREE:
                 continue
-            alive += 1
+            if r.status == ST_PENDING:
+                continue
+            if r.status == ST_RESERVED:
+                partial += r.full + r.partial - r.pinned
+                pinned += r.pinned
+                continue
+            alive += r.status != ST_HELD
             if not 0 <= r.computed <= r.len or not 0 <= r.alloc <= r.len or r.gen > r.limit:
                 raise AssertionError(f"request {r.id}: computed {r.computed}, allocated {r.alloc}, known {r.len}, "
                                      f"generated {r.gen} of {r.limit}")
-            if r.status != ST_RUNNING and r.alloc:
+            if r.status != ST_RUNNING and r.alloc and not r.destination and r.status != ST_HELD:
                 raise AssertionError(f"request {r.id} waits and holds {r.alloc} tokens")
-            blocks = (r.alloc + c.mask) >> c.shift
+            blocks = ((r.len if r.status == ST_HELD else r.alloc) + c.mask) >> c.shift
             if blocks > r.full:
                 partial += 1
                 blocks = r.full
@@ -292,13 +356,16 @@ cdef class EngineCore:
                 run = &c.pool.runs[at]
                 if run.start != low or run.end <= run.start or run.up != prev:
                     raise AssertionError(f"segment {run.key}: runs are not one stretch")
-                if run.ref != holders.get(at, 0):
+                pinned -= run.pins * (run.end - run.start)
+                if run.ref - run.pins != holders.get(at, 0):
                     raise AssertionError(f"segment {run.key}: {run.ref} references, {holders.get(at, 0)} holders")
                 if run.ref > 0:
                     active += run.end - run.start
                 else:
                     inactive += run.end - run.start
                 low, prev, at = run.end, at, run.down
+        if pinned != 0:
+            raise AssertionError(f"{pinned} more blocks pinned than runs know of")
         if active + partial != c.pool.active or inactive != c.pool.inactive:
             raise AssertionError(f"pool counts {c.pool.active} active, {c.pool.inactive} inactive; found "
                                  f"{active} + {partial} and {inactive}")

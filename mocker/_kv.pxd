@@ -8,7 +8,8 @@ cdef struct Run:
     uint64_t key                   # segment identity
     int32_t start                  # first block, offset in the segment
     int32_t end                    # one past the last block
-    int32_t ref                    # number of holding requests; 0 = inactive (cached, evictable)
+    int32_t ref                    # number of holders; 0 = inactive (cached, evictable)
+    int32_t pins                   # holders among them that are reservations, not requests
     int32_t up                     # run just before this one in the segment, NIL at offset 0
     int32_t down                   # run just after, NIL at the deepest resident block
     int32_t prev                   # inactive only: towards the next to be evicted
@@ -83,6 +84,9 @@ cdef void path_free(Path* path) noexcept nogil
 cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_block) noexcept nogil
 cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t* active) noexcept nogil
 cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t partial) noexcept nogil
+cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil
+cdef void pool_unpin(Pool* p, Path* path, int32_t pinned, int32_t reserved) noexcept nogil
+cdef void pool_adopt(Pool* p, Path* path, int32_t pinned, int32_t full) noexcept nogil
 cdef bint pool_reserve(Pool* p, int64_t count) noexcept nogil
 cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil
 cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil

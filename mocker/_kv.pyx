@@ -107,7 +107,7 @@ cdef int32_t run_new(Pool* p, uint64_t key, int32_t start, int32_t end, int32_t 
         run = <int32_t>p.runs_used
         p.runs_used += 1
     r = &p.runs[run]
-    r.key, r.start, r.end, r.ref = key, start, end, ref
+    r.key, r.start, r.end, r.ref, r.pins = key, start, end, ref, 0
     r.up = r.down = r.prev = r.next = NIL
     return run
 
@@ -155,6 +155,7 @@ cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
     cdef Run* r = &p.runs[run]
     cdef Run* d = &p.runs[low]
     r.end = at
+    d.pins = r.pins
     d.up = run
     d.down = r.down
     if d.down != NIL:
@@ -386,7 +387,7 @@ cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t*
             r = &p.runs[run]
             n = (r.end if r.end < length else length) - r.start
             cached[0] += n
-            if r.ref > 0:
+            if r.ref > r.pins:
                 active[0] += n
             if r.end >= length:
                 break
@@ -394,10 +395,47 @@ cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t*
         begin = path.ends[i]
 
 
-cdef void retick(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_t hits) noexcept nogil:
+cdef struct Spot:                  # a block of a path: element, the run it begins, its offset in the segment
+    int32_t element
+    int32_t run
+    int32_t at
+
+
+cdef int32_t resident_from(Pool* p, Path* path, int32_t begin, int32_t end, Spot* spot, int64_t* idle) noexcept nogil:
+    """Resident blocks of a request from block `begin` on, where a run begins; where, and how many are inactive."""
+    cdef int32_t i, low, at, run, limit, hits = 0
+    idle[0] = 0
+    if begin >= end:
+        return 0
+    i = element_at(path, begin)
+    low = element_begin(path, i)
+    at = begin - low
+    run = pool_find(p, path.keys[i])
+    while run != NIL and p.runs[run].end <= at:
+        run = p.runs[run].down
+    spot.element, spot.run, spot.at = i, run, at
+    while begin + hits < end and run != NIL:
+        limit = (path.ends[i] if path.ends[i] < end else end) - low
+        if limit > p.runs[run].end:
+            limit = p.runs[run].end
+        hits += limit - at
+        if p.runs[run].ref == 0:
+            idle[0] += limit - at
+        at = limit
+        if low + at < path.ends[i]:
+            run = p.runs[run].down
+        else:
+            low = path.ends[i]
+            i += 1
+            at = 0
+            run = pool_find(p, path.keys[i]) if begin + hits < end else NIL
+    return hits
+
+
+cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil:
     """Give back the inactive blocks among `hits` picked up by a failed allocation: they become the newest."""
     cdef int64_t n = 0
-    cdef int32_t limit
+    cdef int32_t i = spot.element, run = spot.run, at = spot.at, limit
     cdef void* moved
     while hits > 0:
         limit = path.ends[i] - element_begin(path, i)
@@ -427,9 +465,9 @@ cdef void retick(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_
         queue_append(p, p.scratch[n])
 
 
-cdef void hold(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_t hits) noexcept nogil:
-    """Add a holder to `hits` resident blocks, from offset `at` of element `i` on."""
-    cdef int32_t limit
+cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil:
+    """Add a holder to `hits` resident blocks from a spot on; `pin` 1: a reservation."""
+    cdef int32_t i = spot.element, run = spot.run, at = spot.at, limit
     while hits > 0:
         limit = path.ends[i] - element_begin(path, i)
         if limit > at + hits:
@@ -443,6 +481,7 @@ cdef void hold(Pool* p, Path* path, int32_t i, int32_t run, int32_t at, int32_t 
             if p.runs[run].ref == 0:
                 queue_remove(p, run)
             p.runs[run].ref += 1
+            p.runs[run].pins += pin
             at = p.runs[run].end
             run = p.runs[run].down
         i += 1
@@ -483,48 +522,23 @@ cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t
     Rule: `Use` as a transaction. Resident blocks are picked up first, then room is made for the rest by eviction;
     false if free and inactive blocks do not suffice, and then picked-up inactive blocks count as just released.
     """
-    cdef int32_t i = 0, low, limit, at = 0, run = NIL, pos = begin, from_i, from_run, from_at, hits = 0
-    cdef int64_t fresh, idle = 0, room
+    cdef Spot spot
+    cdef int32_t hits
+    cdef int64_t fresh, idle, room
     if not p.caching:
         fresh = full_end - begin + partial
         if fresh > p.capacity - p.active:
             return False
         p.active += fresh
         return True
-    if begin < full_end:
-        i = element_at(path, begin)
-        low = element_begin(path, i)
-        at = begin - low
-        if at == 0:
-            run = pool_find(p, path.keys[i])
-        else:
-            run = path.first[i]
-            while run != NIL and p.runs[run].end <= at:
-                run = p.runs[run].down
-    from_i, from_run, from_at = i, run, at
-    while pos < full_end and run != NIL:
-        limit = (path.ends[i] if path.ends[i] < full_end else full_end) - low
-        if limit > p.runs[run].end:
-            limit = p.runs[run].end
-        hits += limit - at
-        if p.runs[run].ref == 0:
-            idle += limit - at
-        pos += limit - at
-        at = limit
-        if low + at < path.ends[i]:
-            run = p.runs[run].down
-        else:
-            low = path.ends[i]
-            i += 1
-            at = 0
-            run = pool_find(p, path.keys[i]) if pos < full_end else NIL
+    hits = resident_from(p, path, begin, full_end, &spot, &idle)
     fresh = full_end - begin - hits + partial
     if fresh > p.capacity - p.active - idle:
         if idle > 0:
-            retick(p, path, from_i, from_run, from_at, hits)
+            retick(p, path, &spot, hits)
         return False
     if hits > 0:
-        hold(p, path, from_i, from_run, from_at, hits)
+        hold(p, path, &spot, hits, 0)
         p.active += idle
         p.inactive -= idle
     room = p.capacity - p.active - p.inactive
@@ -538,6 +552,78 @@ cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t
     if p.capture:
         log_removed(p)
     return True
+
+
+cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil:
+    """Reserve room for a prompt: pin its cached prefix, take unregistered slots for the rest.
+
+    Rule: `reserve_destination`. Returns the blocks pinned, NIL if there is no room (inactive ones picked up then
+    count as just released).
+    """
+    cdef Spot spot
+    cdef int64_t idle = 0, fresh, room
+    cdef int32_t hits = 0
+    if p.caching:
+        hits = resident_from(p, path, 0, full, &spot, &idle)
+    fresh = full + partial - hits
+    if fresh > p.capacity - p.active - idle:
+        if idle > 0:
+            retick(p, path, &spot, hits)
+        return NIL
+    if hits > 0:
+        hold(p, path, &spot, hits, 1)
+        p.active += idle
+        p.inactive -= idle
+    room = p.capacity - p.active - p.inactive
+    if p.caching and fresh > room:
+        evict(p, fresh - room)
+        if p.capture:
+            log_removed(p)
+    p.active += fresh
+    return hits
+
+
+cdef void pins_drop(Pool* p, Path* path, int32_t pinned) noexcept nogil:
+    """The first `pinned` blocks are no longer held as a reservation's (their holds stay)."""
+    cdef int32_t i, run, low
+    for i in range(path.n):
+        low = element_begin(path, i)
+        if low >= pinned:
+            break
+        run = path.first[i]
+        while run != NIL and low + p.runs[run].start < pinned:
+            p.runs[run].pins -= 1
+            run = p.runs[run].down
+
+
+cdef void pool_unpin(Pool* p, Path* path, int32_t pinned, int32_t reserved) noexcept nogil:
+    """Give up a reservation: its pinned prefix and `reserved` unregistered slots."""
+    p.active -= reserved
+    pins_drop(p, path, pinned)
+    if pinned > 0:
+        pool_release(p, path, pinned, 0)
+
+
+cdef void pool_adopt(Pool* p, Path* path, int32_t pinned, int32_t full) noexcept nogil:
+    """A reservation becomes a request's: pins turn into holds, reserved slots are registered.
+
+    Rule: `activate_destination`; blocks that became resident meanwhile are held and their reserved slots freed.
+    """
+    cdef Spot spot
+    cdef int32_t hits
+    cdef int64_t idle
+    if not p.caching:
+        return
+    pins_drop(p, path, pinned)
+    hits = resident_from(p, path, pinned, full, &spot, &idle)
+    if hits > 0:
+        hold(p, path, &spot, hits, 0)
+        p.active += idle - hits
+        p.inactive -= idle
+    if pinned + hits < full:
+        make_resident(p, path, pinned + hits, full)
+        if p.capture:
+            log_stored(p, path, pinned + hits, full)
 
 
 cdef bint pool_reserve(Pool* p, int64_t count) noexcept nogil:

@@ -10,7 +10,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
 from mocker._common cimport (
-    END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_OK, NIL, POLICY_TRTLLM, ST_FREE,
+    END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_OK, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD,
     ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint64_t)
 from mocker._core cimport Core, Request, Signal
 from mocker._kv cimport path_free, pool_free, pool_release
@@ -44,6 +44,8 @@ cdef void core_free(Core* c) noexcept nogil:
     free(c.works)
     free(c.ended)
     free(c.gone_late)
+    free(c.pending)
+    free(c.held)
     free(c.admissions)
     free(c.signals)
     free(c.late)
@@ -91,14 +93,17 @@ cdef int32_t core_new(Core* c, int64_t id, int64_t prompt, int64_t limit) noexce
     r.tail_used = 0
     r.plan_used = 0
     r.last_ms = NAN
+    r.source = r.destination = 0
+    r.pinned = 0
+    r.attempt = NIL
     return slot
 
 
-cdef inline void slot_free(Core* c, int32_t slot) noexcept nogil:
+cdef void slot_free(Core* c, int32_t slot) noexcept nogil:
+    """Give back a slot whose request no queue knows any more."""
     c.req[slot].status = ST_FREE
     c.req[slot].next_free = c.free_slot
     c.free_slot = slot
-    c.count -= 1
 
 
 # ---- queues -----------------------------------------------------------------------------------------------------
@@ -158,6 +163,19 @@ cdef int32_t waiting_first(Core* c) noexcept nogil:
 cdef void waiting_pop(Core* c) noexcept nogil:
     c.waiting_head = (c.waiting_head + 1) & (c.waiting_cap - 1)
     c.waiting_places -= 1
+    c.n_waiting -= 1
+
+
+cdef void waiting_remove(Core* c, int32_t slot) noexcept nogil:
+    """Take a request out of the queue, wherever it is."""
+    cdef int64_t i, n = 0
+    cdef int32_t other
+    for i in range(c.waiting_places):
+        other = c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)]
+        if other != slot:
+            c.waiting[(c.waiting_head + n) & (c.waiting_cap - 1)] = other
+            n += 1
+    c.waiting_places = n
     c.n_waiting -= 1
 
 
@@ -231,7 +249,14 @@ cdef void note_late(Core* c, int64_t id) noexcept nogil:
 
 cdef void request_end(Core* c, int32_t slot, int terminal, bint late) noexcept nogil:
     """Forget a request that holds no blocks any more; `late` if its signal follows the tokens of the pass."""
+    request_ended(c, slot, terminal, late)
+    slot_free(c, slot)
+
+
+cdef void request_ended(Core* c, int32_t slot, int terminal, bint late) noexcept nogil:
+    """Tell the collector and the caller that a request is done."""
     cdef Request* r = &c.req[slot]
+    c.count -= 1
     if late:
         note_late(c, r.id)
     else:
@@ -240,12 +265,25 @@ cdef void request_end(Core* c, int32_t slot, int terminal, bint late) noexcept n
         c.rows.terminal[r.id] = <signed char>terminal
         c.rows.tokens[r.id] = r.gen
         c.rows.last_token[r.id] = r.last_ms
-    slot_free(c, slot)
     c.completed += 1
 
 
 cdef void finish(Core* c, int32_t slot, int terminal) noexcept nogil:
     """A running request has all its tokens: free its blocks at once, so that later ones of this pass can use them."""
+    cdef void* moved
+    c.generation += 1
+    if c.req[slot].source:
+        request_ended(c, slot, terminal, False)
+        c.req[slot].status = ST_HELD
+        c.n_held += 1
+        moved = grown(c.held, &c.held_cap, c.held_used + 1, sizeof(int64_t))
+        if moved == NULL:
+            c.error = ERR_MEMORY
+            return
+        c.held = <int64_t*>moved
+        c.held[c.held_used] = c.req[slot].id
+        c.held_used += 1
+        return
     blocks_release(c, &c.req[slot], c.req[slot].len)
     request_end(c, slot, terminal, False)
 
@@ -254,7 +292,10 @@ cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil:
     """Cancel a request. Returns the place to give to `core_enqueue` if the same id comes again, else NIL."""
     cdef Request* r = &c.req[slot]
     cdef int64_t i, at, place = NIL
+    if r.alloc > 0 or r.status == ST_RUNNING:
+        c.generation += 1
     blocks_release(c, r, r.alloc)
+    c.count -= 1
     if r.status == ST_RUNNING:
         r.status = ST_FREE
         running_compact(c)
@@ -298,6 +339,7 @@ cdef int32_t preempt(Core* c) noexcept nogil:
     r.computed = 0
     r.preemptions += 1
     c.preemptions += 1
+    c.generation += 1
     blocks_release(c, r, r.alloc)
     r.alloc = 0
     waiting_prepend(c, slot)

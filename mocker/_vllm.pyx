@@ -14,12 +14,13 @@ from libc.string cimport memset
 
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
-    END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_TIME, NIL, POLICY_TRTLLM, ST_RUNNING, ST_WAITING, WORKER_DECODE,
-    WORKER_PREFILL, grown, int32_t, int64_t)
+    END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_TIME, NIL, POLICY_TRTLLM, ST_PENDING, ST_RESERVED, ST_RUNNING,
+    ST_WAITING, WORKER_DECODE, WORKER_PREFILL, grown, int32_t, int64_t)
 from mocker._core cimport (
     STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Spread, Work)
 from mocker._kv cimport pool_cost, pool_use
-from mocker._requests cimport note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop
+from mocker._requests cimport (
+    note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop, waiting_remove)
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms
 from mocker._tokens cimport collect_ready, emit, emit_bursts
 from mocker._trtllm cimport trt_blocks, trt_fits
@@ -123,7 +124,10 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
         c.batch_isl += prompt_before + r.used_prompt
         c.batch_prefix += prompt_before
     if admit:
-        waiting_pop(c)
+        if slot == waiting_first(c):
+            waiting_pop(c)
+        else:
+            waiting_remove(c, slot)            # a prebuilt prompt behind the head
         r.status = ST_RUNNING
         c.running[c.n_running] = slot
         c.n_running += 1
@@ -158,6 +162,21 @@ cdef void schedule_running(Core* c) noexcept nogil:
             i += 1
 
 
+cdef inline bint prebuilt(Request* r) noexcept nogil:
+    """The prompt's blocks are there: it is empty, or was transferred here."""
+    return r.computed >= r.prompt and r.alloc >= r.prompt
+
+
+cdef int32_t first_prebuilt(Core* c) noexcept nogil:
+    cdef int64_t i
+    cdef int32_t slot
+    for i in range(c.waiting_places):
+        slot = c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)]
+        if slot >= 0 and prebuilt(&c.req[slot]):
+            return slot
+    return NIL
+
+
 cdef bint gate(Core* c, Request* r, int64_t* cached) noexcept nogil:
     """Whether the head of the queue may be admitted beside the running requests."""
     cdef int64_t active, need
@@ -185,8 +204,12 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
         if slot == NIL:
             c.reason = STOP_EMPTY
             return
+        if c.n_pending > 0:
+            slot = first_prebuilt(c)           # a destination waits for room: nobody else may take it
+            if slot == NIL:
+                return
         r = &c.req[slot]
-        if r.prompt == 0:
+        if prebuilt(r):
             cached = 0                         # nothing to compute: admitted without asking for room
         else:
             if r.status == ST_WAITING:
@@ -200,7 +223,8 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
                 return
         outcome = schedule(c, slot, cached, True)
         if outcome == BLOCKED:
-            if not c.chunked and c.n_running == 0 and c.budget == c.max_tokens and r.prompt - cached > c.max_tokens:
+            if (c.end_over_budget and not c.chunked and c.n_running == 0 and c.budget == c.max_tokens
+                    and r.prompt - cached > c.max_tokens):
                 # It needs more than a whole pass and nothing runs that could change that: the reference waits for ever.
                 waiting_pop(c)
                 signal(c, True, r.id, NIL, END_OVER_BUDGET, NAN)
@@ -240,7 +264,7 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.pass_no += 1
     c.passes += 1
     c.last_start = now
-    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.gone_late_used = 0
+    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.gone_late_used = c.held_used = 0
     c.admissions_used = c.signals_used = c.late_used = c.works_used = 0
     c.budget = c.max_tokens
     c.batch = c.batch_isl = c.batch_prefix = 0
@@ -357,10 +381,16 @@ cdef void core_metrics(Core* c) noexcept nogil:
         if slot < 0:
             continue
         r = &c.req[slot]
-        if r.status == ST_WAITING:
+        if r.destination:
+            spread_add(&c.fpm[3], &mean[3], r.prompt)
+        elif r.status == ST_WAITING:
             spread_add(&c.fpm[2], &mean[2], r.prompt)
         else:
             spread_add(&c.fpm[3], &mean[3], r.len)
+    if c.n_pending + c.n_reserved > 0:
+        for i in range(c.req_used):
+            if c.req[i].status == ST_PENDING or c.req[i].status == ST_RESERVED:
+                spread_add(&c.fpm[3], &mean[3], c.req[i].prompt)
     for i in range(4):
         if c.fpm[i].count > 0:
             c.fpm[i].variance /= <double>c.fpm[i].count

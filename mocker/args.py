@@ -545,7 +545,9 @@ class SglangArgs(Record):
     clip_max_new_tokens : int, optional
         Output tokens that admission reserves at most (default 4096).
     schedule_conservativeness : float, optional
-        Share of the expected output that admission reserves, in [0, 1] (default 1.0).
+        Share of the expected output that admission reserves, finite and not negative (default 1.0).
+    conserve_slots : bool
+        Keep exact books under retraction, where the reference loses slots and frees some twice (default False).
     """
 
     __slots__ = ()
@@ -556,8 +558,9 @@ class SglangArgs(Record):
     chunked_prefill_size = Field[int | None](_COUNT, "Prompt tokens in one chunk.", nullable=True)
     clip_max_new_tokens = Field[int | None](_COUNT, "Output tokens that admission reserves at most.", nullable=True)
     schedule_conservativeness = Field[float | None](
-        _FRACTION, "Share of the expected output that admission reserves.", nullable=True
+        _NOT_NEGATIVE, "Share of the expected output that admission reserves.", nullable=True
     )
+    conserve_slots = Field[bool](_BOOL, "Exact books under retraction, unlike the reference.")
 
     def __init__(
         self,
@@ -567,6 +570,7 @@ class SglangArgs(Record):
         chunked_prefill_size: int | None = None,
         clip_max_new_tokens: int | None = None,
         schedule_conservativeness: float | None = None,
+        conserve_slots: bool = False,
     ) -> None:
         self._init(locals())
 

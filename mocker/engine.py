@@ -6,9 +6,8 @@ here costs a few microseconds, and results are turned into objects when they are
 from __future__ import annotations
 
 import math
-import uuid as _uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,15 @@ import numpy as np
 
 from ._engine import TERMINAL_NAMES, EngineCore
 from .args import DirectRequest, MockEngineArgs
+from .commands import HandoffCommands, SchedulerCommandEffects
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from numpy.typing import NDArray
+
     from .collector import TraceCollector
+    from .sglang import SglangCore
 
 UNLIMITED = 2**62
 _NO_TOKENS = np.empty(0, np.uint32)
@@ -159,40 +162,15 @@ class EnginePassResult:
         }
 
 
-@dataclass(frozen=True)
-class SchedulerCommand:
-    """A command to a core; made by its constructors."""
-
-    op: str
-    request: DirectRequest
-
-    @staticmethod
-    def Submit(request: DirectRequest) -> SchedulerCommand:  # noqa: N802 (the reference's name)
-        """Queue a request."""
-        return SchedulerCommand("submit", request)
-
-
-@dataclass(frozen=True)
-class SchedulerCommandEffects:
-    """What a command did: `result` is ("submitted", uuid); events and lifecycle events that it caused."""
-
-    op: str
-    result: tuple[str, UUID]
-    lifecycle_events: list[Any] = field(default_factory=list)
-    kv_events: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The recorded form; UUIDs as their integer value."""
-        return {"op": self.op, "result": {self.result[0]: self.result[1].int}, "lifecycle": self.lifecycle_events,
-                "kv_events": self.kv_events}
-
-
 class RequestStatus(str, Enum):
     """Where a request is; compares equal to its text."""
 
     Waiting = "waiting"
     Running = "running"
     Preempted = "preempted"
+    Held = "held"
+    Pending = "pending"
+    Reserved = "reserved"
 
 
 @dataclass(frozen=True)
@@ -267,7 +245,7 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
     }
 
 
-class VllmCore:
+class VllmCore(HandoffCommands):
     """One simulated engine rank with the vLLM scheduler, or TRT-LLM's GUARANTEED_NO_EVICT by `args.engine_type`.
 
     Parameters
@@ -283,9 +261,12 @@ class VllmCore:
     Notes
     -----
     A request that can never go on is ended, where the reference spins: "capacity" if it outgrew the pool,
-    "over_budget" if a pass can never hold its prompt with chunked prefill off, and one with
-    ``max_output_tokens=0`` is "completed" when its prompt is computed.
+    "over_budget" if a pass can never hold its prompt with chunked prefill off (aggregated workers only: whoever
+    drives the hand-offs of a pool can cancel it), and one with ``max_output_tokens=0`` is "completed" when its prompt
+    is computed.
     """
+
+    _core: EngineCore
 
     def __init__(self, args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False,
                  token_seed: int = 0) -> None:
@@ -301,7 +282,7 @@ class VllmCore:
         self._slots: dict[UUID, tuple[int, int]] = {}
         self._places: dict[UUID, int] = {}
         self._next_handle = 0
-        self._total = args.num_gpu_blocks
+        self._init_commands()
 
     def receive(self, request: DirectRequest) -> UUID:
         """Queue a request; returns its UUID (a random one if it has none).
@@ -311,25 +292,36 @@ class VllmCore:
         ValueError
             A request with this UUID is alive; nothing is changed.
         """
-        uuid = request.uuid if request.uuid is not None else _uuid.uuid4()
-        if uuid in self._slots:
-            raise ValueError(f"request {uuid} is already active")
-        plan = request.output_token_ids
-        limit = request.max_output_tokens if plan is None else len(plan)
-        handle = self._next_handle
-        slot = self._core.submit(
-            handle, np.ascontiguousarray(request.tokens, np.uint32), min(limit, UNLIMITED),
-            _NO_TOKENS if plan is None else np.ascontiguousarray(plan, np.uint32), self._places.pop(uuid, -1))
-        self._next_handle += 1
-        self._ids[handle] = uuid
-        self._slots[uuid] = handle, slot
+        uuid = self._fresh_id(request)
+        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)))
         return uuid
 
-    def apply_command(self, command: SchedulerCommand,
-                      allow_destination_admission: bool = True) -> SchedulerCommandEffects:
-        """Apply a command; a refused one raises `ValueError` and changes nothing."""
-        uuid = self.receive(command.request)
-        return SchedulerCommandEffects(command.op, ("submitted", uuid), [], self.drain_kv_events())
+    def _form(self, request: DirectRequest) -> tuple[int, NDArray[np.uint32], int, NDArray[np.uint32]]:
+        """Handle, tokens, limit and plan of a request, as the compiled core takes them."""
+        plan = request.output_token_ids
+        limit = request.max_output_tokens if plan is None else len(plan)
+        return (self._next_handle, np.ascontiguousarray(request.tokens, np.uint32), min(limit, UNLIMITED),
+                _NO_TOKENS if plan is None else np.ascontiguousarray(plan, np.uint32))
+
+    def _store(self, uuid: UUID, slot: int) -> None:
+        self._ids[self._next_handle] = uuid
+        self._slots[uuid] = self._next_handle, slot
+        self._next_handle += 1
+
+    def _submit_source(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> None:
+        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)))
+        self._core.mark_source(self._slots[uuid][1])
+
+    def _reserve_slot(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> bool:
+        slot = self._core.reserve(*self._form(request))
+        if slot >= 0:
+            self._store(uuid, slot)
+        return slot >= 0
+
+    def _reserve(self, handoff: UUID, request: DirectRequest, now: bool) -> SchedulerCommandEffects:
+        if self.args.engine_type == "trtllm":
+            raise ValueError("destination reservation is not supported for TRT-LLM")
+        return super()._reserve(handoff, request, now)
 
     def execute_pass(self, now_ms: float, collector: TraceCollector | None = None) -> EnginePassResult:
         """Run one pass that starts at `now_ms` and tell the collector, if any.
@@ -347,12 +339,15 @@ class VllmCore:
         raw = core.run_pass(now_ms)
         events = core.take_events()
         result = EnginePassResult(now_ms, raw, self._ids, events, self.mocker_metrics(), core.forward_pass_metrics())
+        held = core.held_sources()
+        for handle in held:
+            result.lifecycle_events.append(self._source_held(handle))
         ended: list[tuple[UUID, str]] = []
         for handle, _, terminal, _ in raw[3]:
             if terminal:
-                uuid = self._ids.pop(handle)
-                del self._slots[uuid]
-                ended.append((uuid, str(TERMINAL_NAMES[terminal])))
+                ended.append((self._ids[handle], str(TERMINAL_NAMES[terminal])))
+                if handle not in held:
+                    self._forget(self._ids[handle])
         if collector is not None:
             for uuid, admission in zip(result._ids[0], raw[2], strict=True):
                 collector.on_admit(uuid, now_ms, admission[1])
@@ -373,15 +368,21 @@ class VllmCore:
 
         Its place in the queue is kept until it comes to the front, for the same UUID submitted again.
         """
-        entry = self._slots.pop(uuid, None)
+        entry = self._slots.get(uuid)
         if entry is None:
             return False
-        place = self._core.drop(entry[1])
-        if place >= -1:
-            self._places.pop(uuid, None)
+        status = self._status(uuid)
+        if status == "held":
+            self._core.release(entry[1])
+        elif status in ("pending", "reserved"):
+            self._core.withdraw(entry[1])
         else:
-            self._places[uuid] = place
-        del self._ids[entry[0]]
+            place = self._core.drop(entry[1])
+            if place >= -1:
+                self._places.pop(uuid, None)
+            else:
+                self._places[uuid] = place
+        self._forget(uuid)
         return True
 
     @property
@@ -390,16 +391,16 @@ class VllmCore:
         return SchedulerState(self)
 
     def is_empty(self) -> bool:
-        """No request is alive."""
-        return not self._slots
+        """No request waits or runs."""
+        return self.num_requests() == 0
 
     def is_drained(self) -> bool:
         """Nothing is alive or held."""
         return not self._slots
 
     def num_requests(self) -> int:
-        """Requests alive."""
-        return len(self._slots)
+        """Requests that wait or run."""
+        return int(self._core.counts[6])
 
     def mocker_metrics(self) -> MockerMetrics:
         """State between passes."""
@@ -416,14 +417,19 @@ class VllmCore:
 
 
 def create_engine_core(args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False,
-                       compat: str | None = None) -> VllmCore:
+                       compat: str | None = None) -> VllmCore | SglangCore:
     """The core for `args.engine_type`.
 
     Parameters
     ----------
     compat : {"reference"}, optional
-        Bring back the reference's repeatable faults that this engine mends; vLLM and TRT-LLM have none.
+        Bring back the reference's repeatable faults that this engine mends; no engine has any that is mended by
+        default (`SglangArgs.conserve_slots` mends SGLang's).
     """
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
+    if args.engine_type == "sglang":
+        from .sglang import SglangCore
+
+        return SglangCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)
     return VllmCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)

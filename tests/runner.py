@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import uuid
 
-from mocker import DirectRequest, MockEngineArgs, SchedulerCommand, TraceCollector, VllmCore
+from mocker import DirectRequest, MockEngineArgs, SchedulerCommand, TraceCollector, VllmCore, create_engine_core
 
 DEAD_END = 1024
 
@@ -20,7 +20,7 @@ def run_script(script: dict, *, check: bool = True) -> dict:
         args = MockEngineArgs.from_json(json.dumps(script["args"]))
     except ValueError as error:
         return {"error": str(error)}
-    core = VllmCore(args, worker_id=script.get("worker_id", 0), capture_kv_events=True)
+    core = create_engine_core(args, worker_id=script.get("worker_id", 0), capture_kv_events=True)
     collector = TraceCollector()
     steps: list[dict] = []
     pending: list[dict] = []
@@ -31,17 +31,22 @@ def run_script(script: dict, *, check: bool = True) -> dict:
             pending = list(argument)
         elif op == "now":
             now = float(argument)
-        elif op == "submit":
-            collector.on_arrival(uuid.UUID(int=argument["uuid"]), now, len(argument["tokens"]),
-                                 argument["max_output_tokens"])
-            try:
-                steps.append(core.apply_command(SchedulerCommand.Submit(request_of(argument))).to_dict())
-            except ValueError as error:
-                steps.append({"op": "submit", "error": str(error)})
         elif op == "run":
             now = _run(core, collector, pending, steps, now, argument, check)
+        elif op == "retry_destinations":
+            steps.append(core.retry_pending_destinations().to_dict())
         else:
-            raise ValueError(f"unknown step {op!r}")
+            request = request_of(argument) if isinstance(argument, dict) else None
+            handoff = argument.get("handoff_id") if isinstance(argument, dict) else argument
+            if request is not None and op == "submit":
+                collector.on_arrival(request.uuid, now, len(argument["tokens"]), argument["max_output_tokens"])
+            command = SchedulerCommand(op, request, None if handoff is None else uuid.UUID(int=handoff))
+            try:
+                steps.append(core.apply_command(command).to_dict())
+            except ValueError as error:
+                steps.append({"op": op, "error": str(error)})
+            if check:
+                core.check_invariants()
     return {"steps": steps, "report": collector.finish(compat="reference"),
             "per_request": collector.per_request_records(), "drained": core.is_drained()}
 

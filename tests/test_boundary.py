@@ -50,7 +50,6 @@ def test_replay_arguments(options, text):
 @pytest.mark.parametrize(("values", "text"), [
     ({"worker_type": "prefill"}, "only supports aggregated workers"),
     ({"dp_size": 2}, "data_parallel_size=1"),
-    ({"engine_type": "sglang", "block_size": 4}, "sglang"),
     ({"aic_backend": "vllm"}, "aic_backend"),
     ({"planner_profile_data": "profile.npz"}, "planner_profile_data"),
 ])

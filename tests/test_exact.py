@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 REPLAYS = json.loads((GOLDEN / "replays.json").read_text())
 
 
-@pytest.mark.parametrize("family", ["vllm", "trtllm", "speculative"])
+@pytest.mark.parametrize("family", ["vllm", "trtllm", "speculative", "handoff"])
 def test_core_scripts(family):
     with gzip.open(GOLDEN / f"{family}.jsonl.gz", "rt") as file:
         recorded = [json.loads(line) for line in file]

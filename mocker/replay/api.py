@@ -19,12 +19,14 @@ from .._cluster import Cluster
 from .._collect import Collector
 from .._engine import EngineCore
 from .._router import RouterCore
+from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
 from ..engine import engine_settings
 from ..router import KvAware, routing_policy
 from ..router_config import KvRouterConfig, replay_router_config
+from ..sglang import sglang_settings
 from ..simulation import Simulation
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
@@ -98,7 +100,11 @@ def _check(args: MockEngineArgs, workers: int, concurrency: int | None) -> None:
         raise ValueError(f"{mode} only supports data_parallel_size=1, got dp_size={args.dp_size}")
 
 
-def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> list[EngineCore]:
+def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> list[EngineCore] | list[SglangEngine]:
+    if args.engine_type == "sglang":
+        settings = sglang_settings(args)
+        return [SglangEngine(**settings, seed=(args.aic_mtp_seed + w) % 2**64, real_tokens=real_tokens, record=False,
+                             capture=events, worker_id=w) for w in range(workers)]
     settings = engine_settings(args)
     return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
                        record=False, capture=events, event_tokens=False, worker_id=w) for w in range(workers)]

@@ -392,8 +392,11 @@ class ModelCore:
     # ---- ADDITION 3 to the reference, where such a head blocks the queue for ever
 
     def _over_budget(self, p: Pass, request: Request, cost: PrefillCost) -> bool:
-        """Without chunking, a prompt over the whole budget in an engine that has nothing else to do."""
-        if not self.over_budget_end or self.args.chunked:
+        """Without chunking, a prompt over the whole budget in an engine that has nothing else to do.
+
+        Not in a pool's worker: whoever drives its hand-offs can cancel the request.
+        """
+        if not self.over_budget_end or self.args.chunked or self.args.prefill_worker or self.args.decode_worker:
             return False
         uncached = request.sequence.prompt_len - cost.cached_tokens
         return uncached > self.args.max_tokens and not self.running and not p.scheduled
