@@ -19,7 +19,7 @@ from mocker._common cimport END_NONE, END_REJECTED, ERR_MEMORY, NIL, grown, int3
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._hash cimport hash_blocks
-from mocker._kv cimport Path, path_free, path_reserve
+from mocker._kv cimport Path, Pool, path_free, path_reserve
 from mocker._paths cimport PathTable
 from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport (
@@ -202,6 +202,7 @@ cdef class Cluster:
         if self.kind == KIND_SGLANG:
             sglang = engine
             sglang.collect(self.collector)
+            sglang.c.note_first = self.router is not None
             self.cores[worker] = &sglang.c
         else:
             core = engine
@@ -307,7 +308,7 @@ cdef class Cluster:
             v.end_ms, v.last_start, v.count, v.n_waiting = g.end_ms, g.last_start, g.count, g.n_waiting
             v.made, v.completed, v.admitted, v.passes = g.made, g.completed, g.admitted, g.passes
             v.preempted, v.worked, v.steady, v.error = g.preempted, g.admitted > 0, g.steady, g.error
-            v.ended, v.ended_used = g.ended, g.ended_used
+            v.ended, v.ended_used = g.notes, g.notes_used
             return
         c = <Core*>self.cores[worker]
         v.end_ms, v.last_start, v.count, v.n_waiting = c.end_ms, c.last_start, c.count, c.n_waiting
@@ -555,6 +556,18 @@ cdef class Cluster:
                 return False
         return True
 
+    cdef void late_events(self, int64_t worker) noexcept nogil:
+        """KV events that are visible when a pass ends (SGLang's), to the router."""
+        cdef SglangCore* g
+        cdef Pool log
+        if self.route == NULL or self.kind != KIND_SGLANG:
+            return
+        g = <SglangCore*>self.cores[worker]
+        log.events, log.pieces = g.events, g.pieces
+        log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
+        router_events(self.route, <int32_t>worker, &log)
+        g.events_used = g.pieces_used = 0
+
     cdef double next_ready(self) noexcept nogil:
         """When the next turn is ready; infinity if none is, or none may start."""
         if self.ready.used == 0 or (self.limit_active > 0 and self.in_flight >= self.limit_active):
@@ -623,6 +636,7 @@ cdef class Cluster:
         while self.events.used > 0 and self.events.items[0].at == self.now:
             worker = heap_pop(&self.events).second
             self.busy[worker] = 0
+            self.late_events(worker)
             if not self.ended_rows(&self.views[worker], self.now):
                 return False
         return True
@@ -651,7 +665,7 @@ cdef class Cluster:
                 done[0] += 1
                 if c.error or self.failed:
                     return True
-                if self.route != NULL:
+                if self.route != NULL and self.kind != KIND_SGLANG:
                     router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
                 if c.end_ms > self.cap and not self.single:
                     self.uncount(c)
@@ -662,6 +676,7 @@ cdef class Cluster:
                     continue
                 changed = True
                 if c.end_ms <= self.now:
+                    self.late_events(worker)
                     if not self.ended_rows(c, self.now):
                         return False
                     worker = 0                 # whoever is ready now, lowest number first

@@ -104,6 +104,7 @@ cdef struct SglangCore:
     Gaps* gaps
     bint record                    # fill `admissions` and `signals`
     bint metrics                   # fill `chunks` and `lengths`
+    bint note_first                # note first tokens in `notes`
     # requests
     SglRequest* req
     int64_t req_cap
@@ -156,6 +157,9 @@ cdef struct SglangCore:
     int64_t* ended                 # [ended_used] ids of the requests gone, in the order they went
     int64_t ended_cap
     int64_t ended_used
+    int64_t* notes                 # [notes_used] in the order of the signals: ids of the requests gone, and with
+    int64_t notes_cap              # `note_first` ~id of those that made their first token
+    int64_t notes_used
     int64_t* held                  # [held_used] ids of the sources that completed and are held
     int64_t held_cap
     int64_t held_used

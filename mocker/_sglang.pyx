@@ -90,6 +90,7 @@ cdef void sgl_free(SglangCore* c) noexcept nogil:
     free(c.scratch)
     free(c.bursts)
     free(c.ended)
+    free(c.notes)
     free(c.held)
     free(c.chunks)
     free(c.lengths)
@@ -739,6 +740,15 @@ cdef void note_end(SglangCore* c, SglRequest* r, int terminal) noexcept nogil:
     c.count -= 1
 
 
+cdef void note(SglangCore* c, int64_t what) noexcept nogil:
+    """Append to `notes`: the id of a request gone, or ~id of one that made its first token."""
+    if not numbers(&c.notes, &c.notes_cap, c.notes_used + 1):
+        c.error = ERR_MEMORY
+        return
+    c.notes[c.notes_used] = what
+    c.notes_used += 1
+
+
 cdef void complete(SglangCore* c, int32_t slot) noexcept nogil:
     """A request has all its tokens: a registered source keeps its KV, others are cached and freed."""
     cdef SglRequest* r = &c.req[slot]
@@ -761,6 +771,7 @@ cdef void give_up(SglangCore* c, int32_t slot, int terminal) noexcept nogil:
     """End a request that can never go on; it keeps the tokens that it got."""
     cdef SglRequest* r = &c.req[slot]
     signal(c, r.id, NIL, terminal, NAN)
+    note(c, r.id)
     note_end(c, r, terminal)
     c.count += 1                               # `sgl_drop` counts it out
     sgl_drop(c, slot)
@@ -1352,6 +1363,7 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
         done = r.gen >= r.limit                # wants no token: the reference keeps it running for ever
         if done:
             signal(c, r.id, NIL, END_COMPLETED, NAN)
+            note(c, r.id)
         elif c.bursts[i] > 0:
             c.made_by += 1
         for k in range(c.bursts[i]):
@@ -1371,6 +1383,10 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
             token = push_token(c, r)
             c.made += 1
             done = r.gen >= r.limit
+            if done:
+                note(c, r.id)
+            elif c.note_first and r.gen == 1:
+                note(c, ~r.id)
             if c.record:
                 signal(c, r.id, token, END_COMPLETED if done else END_NONE, handoff_ms(c, r) if done else NAN)
             if done:
@@ -1438,7 +1454,7 @@ cdef void sgl_pass(SglangCore* c, double now) noexcept nogil:
     cdef double start = now, ratio = c.ratio
     c.passes += 1
     c.last_start = now
-    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.held_used = 0
+    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.held_used = c.notes_used = 0
     c.admissions_used = c.signals_used = c.chunks_used = c.lengths_used = 0
     c.batch = c.batch_isl = c.batch_prefix = c.hit_tokens = c.hit_total = 0
     c.preempted = c.steady = False

@@ -16,7 +16,7 @@ COLUMNS = ("arrival_time_ms", "input_length", "output_length", "first_admit_ms",
            "ttst_ms", "reused_input_tokens", "decode_worker_idx", "terminal_status")
 CASES = ("conv_rr4", "conv_single_small_pool", "conv_concurrency64", "conv_no_prefix_cache", "conv_trtllm",
          "conv_mtp2", "conv_sla", "conv_max_sim_time", "syn_rr8_fast", "conv_kv4", "syn_kv8_block16",
-         "syn_kv_temperature0_overlap2")
+         "syn_kv_temperature0_overlap2", "conv_sglang", "conv_sglang_lpm_kv")
 
 
 def digest(columns: dict) -> tuple[int, str]:

@@ -100,7 +100,8 @@ def _check(args: MockEngineArgs, workers: int, concurrency: int | None) -> None:
         raise ValueError(f"{mode} only supports data_parallel_size=1, got dp_size={args.dp_size}")
 
 
-def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> list[EngineCore] | list[SglangEngine]:
+def _engines(args: MockEngineArgs, workers: int, real_tokens: bool,
+             events: bool) -> list[EngineCore] | list[SglangEngine]:
     if args.engine_type == "sglang":
         settings = sglang_settings(args)
         return [SglangEngine(**settings, seed=(args.aic_mtp_seed + w) % 2**64, real_tokens=real_tokens, record=False,
