@@ -1,5 +1,10 @@
 # Data dictionary of the cluster loop: workers on one clock, and the sessions that feed them.
-from mocker._common cimport int8_t, int32_t, int64_t, uint8_t
+from mocker._collect cimport Collector
+from mocker._common cimport int32_t, int64_t, uint8_t
+from mocker._kv cimport Path
+from mocker._paths cimport PathTable
+from mocker._router cimport Router, RouterCore
+from mocker._rules cimport VllmRulesCore
 
 
 cdef struct Lane:                  # one worker of an open-loop replay, simulated on its own
@@ -14,6 +19,7 @@ cdef struct Lane:                  # one worker of an open-loop replay, simulate
 cdef enum EngineKind:
     KIND_CORE = 0                  # vLLM as the reference has it, TRT-LLM
     KIND_SGLANG = 1
+    KIND_RULES = 2                 # vLLM by switchable rules
 
 
 cdef struct View:                  # what the cluster sees of a worker after a pass
@@ -37,3 +43,96 @@ cdef struct Pending:               # an entry of a time heap
     double at                      # ms
     int64_t first                  # ties: event sequence number, or session
     int64_t second                 # what: worker, or turn
+
+
+cdef struct Heap:
+    Pending* items
+    int64_t used
+    int64_t cap
+
+
+cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil
+cdef Pending heap_pop(Heap* h) noexcept nogil
+
+
+cdef class Cluster:
+    cdef readonly list engines
+    cdef readonly Collector collector
+    cdef readonly object worker_of       # int32[n], -1 until assigned
+    cdef readonly object arrival_of      # float64[n], when it really arrived; NaN: it did not
+    cdef readonly double now             # ms, coupled loop
+    cdef readonly int64_t clamped        # requests whose output TRT-LLM cut to the pool
+    cdef readonly bint finished
+    cdef readonly bint stalled
+    cdef bint failed                     # the router did; see `RouterCore.raise_error`
+    cdef readonly int64_t ended          # requests gone so far
+    cdef readonly RouterCore router
+    cdef int kind                        # EngineKind
+    cdef void** cores                    # [workers] Core or SglangCore
+    cdef VllmRulesCore** rules           # [workers] beside the Core, NULL without rules
+    cdef View* views                     # [workers]
+    cdef int64_t workers
+    cdef int64_t counted                 # of them, from the first on: those whose tokens are the requests' output
+    cdef int64_t n
+    cdef const double[::1] arrival
+    cdef const int64_t[::1] prompt
+    cdef const int64_t[::1] limit
+    cdef const int64_t[::1] order
+    cdef int32_t[::1] worker
+    cdef double[::1] arrived
+    cdef PathTable paths
+    cdef object tokens
+    cdef double cap
+    cdef bint single
+    cdef bint fast
+    cdef Lane* lanes
+    # coupled loop
+    cdef Heap events                     # (end of pass, sequence, worker)
+    cdef int64_t sequence
+    cdef uint8_t* busy
+    cdef int64_t next_worker
+    cdef Heap ready                      # (ready at, session, turn)
+    cdef const int64_t[::1] turn_offsets       # [sessions + 1] into turn_rows
+    cdef const int64_t[::1] turn_rows          # rows of each session in turn order
+    cdef const int32_t[::1] session_of         # [n]
+    cdef const double[::1] delay               # [n] think time before a row's turn, ms
+    cdef int64_t[::1] next_turn          # [sessions]
+    cdef int64_t sessions
+    cdef int64_t sessions_left
+    cdef int64_t limit_active            # closed loop: sessions at a time; 0: open loop
+    cdef int64_t active_sessions
+    cdef int64_t next_session
+    cdef int64_t in_flight
+    cdef int64_t idle_passes
+    cdef bint started
+    cdef Router* route                   # NULL: round robin
+    cdef Path scratch                    # of the request that the router looks at
+    cdef const int64_t[::1] priority     # [n] or NULL
+    cdef const int64_t[::1] strict
+    cdef const int32_t[::1] policy       # [n] router queue class code
+    cdef bint ranked                     # these three are set
+
+    cdef int attach(self, object engine, int64_t worker) except -1
+    cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
+    cdef void run_pass(self, int64_t worker, double now) noexcept nogil
+    cdef double forward(self, int64_t worker, double now, double until) noexcept nogil
+    cdef void look(self, int64_t worker) noexcept nogil
+    cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
+    cdef bint brought(self, View* c, double start) noexcept nogil
+    cdef void uncount(self, View* c) noexcept nogil
+    cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil
+    cdef bint deliver(self, int64_t worker, double at) noexcept nogil
+    cdef bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil
+    cdef bint activate(self, double now) noexcept nogil
+    cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
+    cdef bint arrivals(self, double now) noexcept nogil
+    cdef bint dispatch(self, int64_t row, double now) noexcept nogil
+    cdef bint routed(self, int64_t row, double now) noexcept nogil
+    cdef bint path_of_tokens(self, int64_t row) noexcept with gil
+    cdef bint placed(self, double now) noexcept nogil
+    cdef void late_events(self, int64_t worker) noexcept nogil
+    cdef double next_ready(self) noexcept nogil
+    cdef bint ended_rows(self, View* c, double now) noexcept nogil
+    cdef bint coupled(self, int64_t passes) noexcept nogil
+    cdef bint completions(self) noexcept nogil
+    cdef bint settle(self, int64_t* done) noexcept nogil

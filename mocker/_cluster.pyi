@@ -7,10 +7,11 @@ from ._collect import Collector
 from ._engine import EngineCore
 from ._paths import PathTable
 from ._router import RouterCore
+from ._rules_engine import RulesEngine
 from ._sglang_engine import SglangEngine
 
 class Cluster:
-    engines: list[EngineCore] | list[SglangEngine]
+    engines: list[EngineCore] | list[RulesEngine] | list[SglangEngine]
     collector: Collector
     worker_of: NDArray[np.int32]
     arrival_of: NDArray[np.float64]
@@ -21,7 +22,8 @@ class Cluster:
     ended: int
     router: RouterCore | None
     def __init__(
-        self, engines: list[EngineCore] | list[SglangEngine], collector: Collector, arrival: NDArray[np.float64],
+        self, engines: list[EngineCore] | list[RulesEngine] | list[SglangEngine], collector: Collector,
+        arrival: NDArray[np.float64],
         prompt: NDArray[np.int64], limit: NDArray[np.int64], paths: PathTable | None,
         tokens: Callable[[int], tuple[NDArray[np.uint32], NDArray[np.uint32]]] | None, router: RouterCore | None,
         cap_ms: float, single: bool, fast: bool,

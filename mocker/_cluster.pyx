@@ -19,12 +19,14 @@ from mocker._common cimport END_NONE, END_REJECTED, ERR_MEMORY, NIL, grown, int3
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._hash cimport hash_blocks
-from mocker._kv cimport Path, Pool, path_free, path_reserve
+from mocker._kv cimport Pool, path_free, path_reserve
 from mocker._paths cimport PathTable
 from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport (
-    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_completed, router_drain,
+    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, RouterCore, router_arrival, router_completed, router_drain,
     router_events, router_prefill_completed)
+from mocker._rules cimport RULE_LATE, VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
+from mocker._rules_engine cimport RulesEngine
 from mocker._sglang cimport (
     SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_new, sgl_pass)
 from mocker._sglang_engine cimport SglangEngine
@@ -35,12 +37,6 @@ cdef enum:
 
 
 # ---- time heap --------------------------------------------------------------------------------------------------
-
-cdef struct Heap:
-    Pending* items
-    int64_t used
-    int64_t cap
-
 
 cdef inline bint before(Pending* a, Pending* b) noexcept nogil:
     if a.at != b.at:
@@ -116,60 +112,6 @@ cdef class Cluster:
         Fast-forward passes that only decode.
     """
 
-    cdef readonly list engines
-    cdef readonly Collector collector
-    cdef readonly object worker_of       # int32[n], -1 until assigned
-    cdef readonly object arrival_of      # float64[n], when it really arrived; NaN: it did not
-    cdef readonly double now             # ms, coupled loop
-    cdef readonly int64_t clamped        # requests whose output TRT-LLM cut to the pool
-    cdef readonly bint finished
-    cdef readonly bint stalled
-    cdef bint failed                     # the router did; see `RouterCore.raise_error`
-    cdef readonly int64_t ended          # requests gone so far
-    cdef readonly RouterCore router
-    cdef int kind                        # EngineKind
-    cdef void** cores                    # [workers] Core or SglangCore
-    cdef View* views                     # [workers]
-    cdef int64_t workers
-    cdef int64_t n
-    cdef const double[::1] arrival
-    cdef const int64_t[::1] prompt
-    cdef const int64_t[::1] limit
-    cdef const int64_t[::1] order
-    cdef int32_t[::1] worker
-    cdef double[::1] arrived
-    cdef PathTable paths
-    cdef object tokens
-    cdef double cap
-    cdef bint single
-    cdef bint fast
-    cdef Lane* lanes
-    # coupled loop
-    cdef Heap events                     # (end of pass, sequence, worker)
-    cdef int64_t sequence
-    cdef uint8_t* busy
-    cdef int64_t next_worker
-    cdef Heap ready                      # (ready at, session, turn)
-    cdef const int64_t[::1] turn_offsets       # [sessions + 1] into turn_rows
-    cdef const int64_t[::1] turn_rows          # rows of each session in turn order
-    cdef const int32_t[::1] session_of         # [n]
-    cdef const double[::1] delay               # [n] think time before a row's turn, ms
-    cdef int64_t[::1] next_turn          # [sessions]
-    cdef int64_t sessions
-    cdef int64_t sessions_left
-    cdef int64_t limit_active            # closed loop: sessions at a time; 0: open loop
-    cdef int64_t active_sessions
-    cdef int64_t next_session
-    cdef int64_t in_flight
-    cdef int64_t idle_passes
-    cdef bint started
-    cdef Router* route                   # NULL: round robin
-    cdef Path scratch                    # of the request that the router looks at
-    cdef const int64_t[::1] priority     # [n] or NULL
-    cdef const int64_t[::1] strict
-    cdef const int32_t[::1] policy       # [n] router queue class code
-    cdef bint ranked                     # these three are set
-
     def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
                   const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
                   RouterCore router, double cap_ms, bint single, bint fast):
@@ -177,15 +119,18 @@ cdef class Cluster:
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
         self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
         self.workers, self.n = len(engines), prompt.shape[0]
+        self.counted = self.workers
         self.worker_of = np.full(self.n, NIL, np.int32)
         self.arrival_of = np.full(self.n, np.nan)
         self.worker, self.arrived = self.worker_of, self.arrival_of
-        self.kind = KIND_SGLANG if isinstance(engines[0], SglangEngine) else KIND_CORE
+        self.kind = (KIND_SGLANG if isinstance(engines[0], SglangEngine)
+                     else KIND_RULES if isinstance(engines[0], RulesEngine) else KIND_CORE)
         self.cores = <void**>malloc(self.workers * sizeof(void*))
+        self.rules = <VllmRulesCore**>calloc(self.workers, sizeof(VllmRulesCore*))
         self.views = <View*>calloc(self.workers, sizeof(View))
         self.lanes = <Lane*>malloc(self.workers * sizeof(Lane))
         self.busy = <uint8_t*>malloc(self.workers)
-        if self.cores == NULL or self.views == NULL or self.lanes == NULL or self.busy == NULL:
+        if self.cores == NULL or self.rules == NULL or self.views == NULL or self.lanes == NULL or self.busy == NULL:
             raise MemoryError
         self.router = router
         if router is not None:
@@ -209,10 +154,13 @@ cdef class Cluster:
             core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
             core.c.note_first = self.router is not None
             self.cores[worker] = &core.c
+            if self.kind == KIND_RULES:
+                self.rules[worker] = &(<RulesEngine>engine).x
         return 0
 
     def __dealloc__(self):
         free(self.cores)
+        free(self.rules)
         free(self.views)
         free(self.lanes)
         free(self.busy)
@@ -248,11 +196,15 @@ cdef class Cluster:
     # -- what both ways share ---------------------------------------------------------------------------------------
 
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
-        """Hand a request to a worker; false if memory is short."""
+        """Hand a request to a worker; false if memory is short. A negative limit: no engine takes it."""
         cdef Core* c
         cdef SglangCore* g
         cdef int32_t slot
         cdef Request* r
+        if self.limit[row] < 0:
+            self.collector.rows.terminal[row] = END_REJECTED
+            self.ended += 1
+            return self.sessions == 0 or self.turn_ended(row, self.now)
         self.worker[row] = <int32_t>worker
         self.views[worker].count += 1
         if self.paths is None:
@@ -268,7 +220,10 @@ cdef class Cluster:
             self.views[worker].n_waiting = g.n_waiting
             return True
         c = <Core*>self.cores[worker]
-        slot = core_new(c, row, self.prompt[row], self.limit[row])
+        if self.kind == KIND_RULES:
+            slot = rules_new(self.rules[worker], row, self.prompt[row], self.limit[row])
+        else:
+            slot = core_new(c, row, self.prompt[row], self.limit[row])
         if slot == NIL:
             return False
         r = &c.req[slot]
@@ -279,7 +234,10 @@ cdef class Cluster:
                 return False
             r.own_key = c.next_own_key
             c.next_own_key += 1
-        core_enqueue(c, slot, NIL)
+        if self.kind == KIND_RULES:
+            rules_enqueue(self.rules[worker], slot, NIL, self.priority[row] if self.ranked else 0)
+        else:
+            core_enqueue(c, slot, NIL)
         self.views[worker].n_waiting = c.n_waiting
         return True
 
@@ -287,6 +245,8 @@ cdef class Cluster:
         """One pass of a worker; its view shows what came of it."""
         if self.kind == KIND_SGLANG:
             sgl_pass(<SglangCore*>self.cores[worker], now)
+        elif self.kind == KIND_RULES:
+            rules_pass(self.rules[worker], now)
         else:
             core_pass(<Core*>self.cores[worker], now)
         self.look(worker)
@@ -295,6 +255,8 @@ cdef class Cluster:
         """Fast-forward a worker through passes that only decode; returns its new now."""
         if self.kind == KIND_SGLANG:
             now = sgl_forward(<SglangCore*>self.cores[worker], now, until, self.cap)
+        elif self.kind == KIND_RULES:
+            now = rules_forward(self.rules[worker], now, until, self.cap)
         else:
             now = core_forward(<Core*>self.cores[worker], now, until, self.cap)
         return now
@@ -333,7 +295,7 @@ cdef class Cluster:
         self.views[worker].n_waiting = engine.c.n_waiting
         return True
 
-    cdef inline bint brought(self, View* c, double start) noexcept nogil:
+    cdef bint brought(self, View* c, double start) noexcept nogil:
         """Whether the pass that began at `start` moved anything; recomputed generated tokens take no time."""
         return c.made > 0 or c.completed > 0 or (not c.preempted and (c.end_ms > start or c.worked))
 
@@ -351,7 +313,7 @@ cdef class Cluster:
         cdef Request* r
         cdef SglangCore* g
         cdef SglRequest* q
-        for w in range(self.workers):
+        for w in range(self.counted):
             if self.kind == KIND_SGLANG:
                 g = <SglangCore*>self.cores[w]
                 for i in range(g.req_used):
@@ -462,7 +424,7 @@ cdef class Cluster:
             lane.next += self.workers
         return True
 
-    cdef inline bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil:
+    cdef bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil:
         """Count passes that brought nothing; true when no other pass can: at once if this one changed nothing."""
         idle[0] += 1
         return (c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
@@ -502,13 +464,17 @@ cdef class Cluster:
             self.next_turn[turn.first] = turn.second + 1
             self.in_flight += 1
             self.arrived[row] = now if self.limit_active > 0 else turn.at
-            if self.route != NULL:
-                if not self.routed(row, now):
-                    return False
-                continue
-            if not self.submit(row, self.next_worker):
+            if not self.dispatch(row, now):
                 return False
-            self.next_worker = (self.next_worker + 1) % self.workers
+        return True
+
+    cdef bint dispatch(self, int64_t row, double now) noexcept nogil:
+        """Give an arrival to a worker, or to whoever chooses one; false if memory is short."""
+        if self.route != NULL:
+            return self.routed(row, now)
+        if not self.submit(row, self.next_worker):
+            return False
+        self.next_worker = (self.next_worker + 1) % self.workers
         return True
 
     cdef bint routed(self, int64_t row, double now) noexcept nogil:
@@ -607,7 +573,7 @@ cdef class Cluster:
             if not self.settle(&done):
                 return False
         while done < passes and not self.failed:
-            if self.sessions_left == 0 and self.events.used == 0:
+            if self.stalled or (self.sessions_left == 0 and self.events.used == 0):
                 self.finished = True
                 return True
             at = self.next_ready()
@@ -675,6 +641,10 @@ cdef class Cluster:
                     worker += 1
                     continue
                 changed = True
+                if self.kind == KIND_RULES and self.rules[worker].rules & RULE_LATE:
+                    if not self.ended_rows(c, self.now):   # these tokens were made when the pass before ended
+                        return False
+                    c.ended_used = 0
                 if c.end_ms <= self.now:
                     self.late_events(worker)
                     if not self.ended_rows(c, self.now):

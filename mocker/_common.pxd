@@ -35,6 +35,8 @@ cdef enum Terminal:                # how a request ended; the order is that of m
     END_REJECTED = 2               # its admission footprint exceeds the whole pool
     END_CAPACITY = 3               # outgrew the pool while nothing else held a block
     END_OVER_BUDGET = 4            # chunked prefill off and more prompt than a pass may hold
+    END_FAILED = 5                 # its hand-off did: no decode worker can hold its prompt
+    END_CANCELED = 6
 
 
 cdef inline void* grown(void* array, int64_t* capacity, int64_t need, size_t item) noexcept nogil:

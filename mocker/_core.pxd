@@ -39,6 +39,7 @@ cdef struct Request:
 
 
 cdef struct Work:                  # one scheduled request, for the forward-pass metrics
+    int64_t id                     # as in its request
     int64_t total                  # tokens computed
     int64_t prompt_tokens          # of them prompt tokens
     int64_t prefix                 # prompt tokens before them

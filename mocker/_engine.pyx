@@ -9,8 +9,8 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport (
-    ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PENDING, ST_PREEMPTED, ST_RESERVED,
-    ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
+    END_CAPACITY, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PENDING, ST_PREEMPTED,
+    ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
 from mocker._core cimport Core, Request
 from mocker._handoff cimport (
     handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
@@ -223,6 +223,31 @@ cdef class EngineCore:
             signals.append((c.signals[i].id, c.signals[i].token, c.signals[i].terminal,
                             None if isnan(c.signals[i].handoff_ms) else c.signals[i].handoff_ms))
         return c.end_ms, c.completed, admissions, signals, c.made, c.made_by
+
+    def schedule(self, int64_t before):
+        """Whom the pass just run scheduled and preempted; `before`: preemptions in `counts` when it began.
+
+        Returns
+        -------
+        tuple
+            Batch [(handle, tokens)] in order, without those preempted while it was put together; victims [handle] in
+            order, those that ended because they outgrew the pool last.
+        """
+        cdef Core* c = &self.c
+        cdef int64_t i, n = c.preemptions - before
+        cdef int32_t slot
+        cdef list batch = [(c.works[i].id, c.works[i].total) for i in range(c.works_used) if not c.works[i].undone]
+        cdef list ended = [c.signals[i].id for i in range(c.signals_used) if c.signals[i].terminal == END_CAPACITY]
+        cdef list victims = []
+        n -= len(ended)                        # only a victim ends so; the others were queued first, one by one
+        i = 0
+        while len(victims) < n:
+            slot = c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)]
+            if slot >= 0:
+                victims.append(c.req[slot].id)
+            i += 1
+        victims.reverse()
+        return batch, victims + ended
 
     def forward_pass_metrics(self):
         """Metrics of the pass just run: ((count, sum, variance) of prefill prompts, decode lengths, queued prefill,

@@ -226,13 +226,9 @@ cdef struct Router:
 #   scaling        router_remove_worker, later router_finalize_worker when it has drained, then router_drain
 # An engine without prefix caching has no events, but its requests' paths are still needed: active blocks are shared
 # by content. A queued request that is cancelled: router_cancel; one in flight: router_completed.
-cdef bint router_add_worker(Router* r, int32_t worker, int64_t order) noexcept nogil
-cdef bint router_remove_worker(Router* r, int32_t worker) noexcept nogil
+# What is not below is in `_router_choice.pxd`.
 cdef void router_finalize_worker(Router* r, int32_t worker) noexcept nogil
 cdef void router_events(Router* r, int32_t worker, Pool* pool) noexcept nogil
-cdef void router_stored(Router* r, int32_t worker, uint64_t key, int32_t end) noexcept nogil
-cdef void router_removed(Router* r, int32_t worker, uint64_t key, int32_t start) noexcept nogil
-cdef void router_cleared(Router* r, int32_t worker) noexcept nogil
 cdef int32_t router_arrival(Router* r, int64_t row, Path* path, int64_t isl, int64_t priority, uint32_t strict,
                             int32_t policy, double now) noexcept nogil
 cdef bint router_prefill_completed(Router* r, int64_t row, double now) noexcept nogil

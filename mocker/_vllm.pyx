@@ -43,6 +43,7 @@ cdef void work_note(Core* c, Request* r) noexcept nogil:
     w = &c.works[c.works_used]
     r.work = c.works_used
     c.works_used += 1
+    w.id = r.id
     w.total, w.prompt_tokens, w.prefix, w.prompt, w.length = r.used, r.used_prompt, r.used_prefix, r.prompt, r.len
     w.undone = False
 

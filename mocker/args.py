@@ -46,6 +46,8 @@ DEFAULT_NUM_GPU_BLOCKS = 16384
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = MappingProxyType({"vllm": 64, "sglang": 1, "trtllm": 32})
 MAX_POOL_TOKENS = 2**63 - 1
 DEFAULT_ACCEPT_RATES = (0.85, 0.3, 0.0, 0.0, 0.0)
+DEFAULT_SCHEDULER_RULES = "dynamo-mocker-1.3.0"
+SCHEDULER_RULES = (DEFAULT_SCHEDULER_RULES, "vllm-0.33", "vllm-0.33-async")  # what each switches: `mocker.rules`
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound="Record")
@@ -118,12 +120,13 @@ class _Int(_Check):
 
 
 class _Float(_Check):
-    def __init__(self, low: float = -math.inf, high: float = math.inf) -> None:
-        self.low, self.high = low, high
+    def __init__(self, low: float = -math.inf, high: float = math.inf, *, below: bool = False) -> None:
+        self.low, self.high, self.below = low, high, below
         if math.isinf(low):
             self.expects = "a finite number"
         else:
-            self.expects = f"a finite number in [{low:g}, " + ("inf)" if math.isinf(high) else f"{high:g}]")
+            end = "inf)" if math.isinf(high) else f"{high:g})" if below else f"{high:g}]"
+            self.expects = f"a finite number in [{low:g}, {end}"
 
     def __call__(self, value: Any) -> float:
         number = value
@@ -136,7 +139,7 @@ class _Float(_Check):
                 number = float(value)
             except (OverflowError, TypeError, ValueError):
                 raise self.refuse(value) from None
-        if not (math.isfinite(number) and self.low <= number <= self.high):
+        if not (math.isfinite(number) and self.low <= number <= self.high) or (self.below and number == self.high):
             raise self.refuse(value)
         return number  # type: ignore[no-any-return]
 
@@ -641,6 +644,67 @@ def _format_accept_rates(rates: Sequence[float]) -> str:
     return ",".join(word[:-2] if word.endswith(".0") else word for word in words)
 
 
+_SCHEDULER_FIELDS = (
+    "scheduler_rules",
+    "vllm_scheduling_policy",
+    "long_prefill_token_threshold",
+    "max_model_len",
+    "watermark",
+    "reserve_full_isl",
+)
+
+
+def scheduler_conflicts(
+    values: Mapping[str, Any], *, vllm: bool = True, preset: bool = True
+) -> list[tuple[str, str]]:
+    """Find what scheduler rules do not model, and with what vLLM would not start.
+
+    Parameters
+    ----------
+    values : mapping
+        A value for every field of :class:`MockEngineArgs`.
+    vllm : bool
+        The rules are not those of the reference.
+    preset : bool
+        The rules are vLLM's own.
+
+    Returns
+    -------
+    list of (str, str)
+        Fields, and what is wrong with them.
+    """
+    problems = []
+    engine, budget, longest = values["engine_type"], values["max_num_batched_tokens"], values["max_model_len"]
+    if engine != "vllm":
+        problems.append(("scheduler_rules", f"scheduler rules are for engine_type='vllm', got engine_type='{engine}'"))
+    if values["aic_nextn"] is not None:
+        rule = "scheduler rules do not model speculative decoding"
+        problems.append(("aic_nextn", f"{rule}, got aic_nextn={values['aic_nextn']}; leave it out"))
+    if vllm and values["worker_type"] != "aggregated":
+        rule = "scheduler rules do not model hand-off between prefill and decode workers"
+        problems.append(("worker_type", f"{rule}, got worker_type='{values['worker_type']}'; use 'aggregated'"))
+    if vllm and values["num_g2_blocks"] is not None:
+        rule = "scheduler rules do not model storage tiers"
+        problems.append(("num_g2_blocks", f"{rule}, got num_g2_blocks={values['num_g2_blocks']}; leave it out"))
+    if values["preemption_mode"] == "fifo" and (preset or values["vllm_scheduling_policy"] == "priority"):
+        problems.append(("preemption_mode", "preemption_mode 'fifo' has no counterpart in vLLM; use 'lifo'"))
+    threshold = values["long_prefill_token_threshold"]
+    if longest is not None and threshold > longest:
+        text = f"long_prefill_token_threshold {threshold} exceeds max_model_len {longest}; vLLM does not start so"
+        problems.append(("long_prefill_token_threshold", text))
+    if vllm and budget is not None:
+        seqs = values["max_num_seqs"]
+        if seqs is not None and seqs > budget:
+            text = f"max_num_seqs {seqs} exceeds max_num_batched_tokens {budget}; vLLM does not start so"
+            problems.append(("max_num_seqs", text))
+        if not values["enable_chunked_prefill"] and longest is not None and longest > budget:
+            text = f"max_num_batched_tokens {budget} is smaller than max_model_len {longest}"
+            problems.append(
+                ("max_num_batched_tokens", f"{text} with enable_chunked_prefill off; vLLM does not start so")
+            )
+    return problems
+
+
 class MockEngineArgs(Record):
     """The settings of one simulated engine.
 
@@ -715,6 +779,20 @@ class MockEngineArgs(Record):
         GB/s between the storage tiers.
     enable_g4_storage : bool
         An object store behind host memory.
+    scheduler_rules : {"dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"}
+        Whose scheduler decides: the reference's, that of vLLM 0.33, or vLLM's asynchronous one; see
+        :mod:`mocker.rules`. The last two are for aggregated "vllm" workers without drafts and storage tiers, and
+        only with them the following may differ from their defaults, which are vLLM's.
+    vllm_scheduling_policy : {"fcfs", "priority"}
+        vLLM's ``scheduling_policy`` (here the name of a method): order of the waiting requests, and who is preempted.
+    long_prefill_token_threshold : int
+        Most tokens of one request in a pass while there is another; 0: no cap.
+    max_model_len : int, optional
+        Tokens of prompt and output together.
+    watermark : float
+        Part of the pool, in [0, 1), that an admission leaves free while somebody runs.
+    reserve_full_isl : bool
+        Admit a request only if its whole known sequence fits, not only its first chunk.
 
     Raises
     ------
@@ -812,6 +890,18 @@ class MockEngineArgs(Record):
     enable_g4_storage = Field[bool](_BOOL, "An object store behind host memory.")
     bandwidth_g2_to_g4_gbps = Field[float | None](_NOT_NEGATIVE, "GB/s from host to the object store.", nullable=True)
     bandwidth_g4_to_g2_gbps = Field[float | None](_NOT_NEGATIVE, "GB/s from the object store to host.", nullable=True)
+    scheduler_rules = Field[str](
+        _Choice(*SCHEDULER_RULES, wrong=f"Invalid scheduler_rules '{{value}}'. Must be {_one_of(SCHEDULER_RULES)}."),
+        "Whose scheduler decides.",
+    )
+    vllm_scheduling_policy = Field[str](
+        _Choice("fcfs", "priority", wrong="Invalid vllm_scheduling_policy '{value}'. Must be 'fcfs' or 'priority'."),
+        "Order of vLLM's waiting requests, and who is preempted.",
+    )
+    long_prefill_token_threshold = Field[int](_SIZE, "Most tokens of one request in a pass with others; 0: no cap.")
+    max_model_len = Field[int | None](_Int(2, U64_MAX), "Tokens of prompt and output together.", nullable=True)
+    watermark = Field[float](_Float(0.0, 1.0, below=True), "Part of the pool that an admission leaves free.")
+    reserve_full_isl = Field[bool](_BOOL, "A request is admitted only if its whole known sequence fits.")
 
     def __init__(
         self,
@@ -871,6 +961,12 @@ class MockEngineArgs(Record):
         enable_g4_storage: bool = False,
         bandwidth_g2_to_g4_gbps: float | None = None,
         bandwidth_g4_to_g2_gbps: float | None = None,
+        scheduler_rules: str = DEFAULT_SCHEDULER_RULES,
+        vllm_scheduling_policy: str = "fcfs",
+        long_prefill_token_threshold: int = 0,
+        max_model_len: int | None = None,
+        watermark: float = 0.0,
+        reserve_full_isl: bool = True,
     ) -> None:
         self._init(locals())
 
@@ -889,7 +985,18 @@ class MockEngineArgs(Record):
                 if values[name]:
                     rule = f"{name} requires num_g2_blocks >= 1 (the tier is reached through host memory)"
                     problems.append((name, f"{rule}, got {name}={values[name]} without it"))
-        return problems + cls._finish_accept_rates(values)
+        return problems + cls._finish_accept_rates(values) + cls._finish_scheduler(values)
+
+    @classmethod
+    def _finish_scheduler(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
+        if values["scheduler_rules"] != DEFAULT_SCHEDULER_RULES:
+            return scheduler_conflicts(values)
+        others = _one_of(SCHEDULER_RULES[1:])
+        return [
+            (name, f"{name} requires scheduler_rules to be {others}, got {name}={_show(values[name])} without it")
+            for name in _SCHEDULER_FIELDS[1:]
+            if values[name] != cls._defaults[name]
+        ]
 
     @classmethod
     def _finish_block_size(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -1007,8 +1114,20 @@ class MockEngineArgs(Record):
                 given["worker_type"] = "decode"
         return cls._build(cls._gather(given, ignore_unknown=False))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields as plain values that ``json`` can write.
+
+        ``scheduler_rules`` and what belongs to it are left out where they have their defaults, so that the form is the
+        reference's.
+        """
+        values = super().to_dict()
+        for name in _SCHEDULER_FIELDS:
+            if values[name] == self._defaults[name]:
+                del values[name]
+        return values
+
     def to_json(self) -> str:
-        """Write every field as a JSON object that :meth:`from_json` reads back to equal arguments."""
+        """Write :meth:`to_dict` as a JSON object that :meth:`from_json` reads back to equal arguments."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     # --- copies and derived values
@@ -1142,7 +1261,8 @@ class DirectRequest(Record):
     arrival_timestamp_ms : float, optional
         When the request arrives.
     priority, strict_priority : int
-        Order in a router's queue; engines do not read them.
+        Order in a router's queue. An engine reads ``priority`` with ``vllm_scheduling_policy="priority"``, where the
+        smallest comes first; else engines do not read them.
     policy_class : str, optional
         The router's policy class.
 

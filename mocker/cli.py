@@ -83,6 +83,9 @@ ROUTER_MODES = (
 )
 """Routing policies by name, see `mocker.router`."""
 
+SCHEDULER_RULES = ("dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async")
+"""Whose scheduler decides, by name, see `mocker.rules`."""
+
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("--planner-config", _given("--planner-config"), "leave it out: the number of workers stays fixed"),
     Unsupported("--replay-mode online", _has("--replay-mode", "online"), "use --replay-mode offline"),
@@ -201,6 +204,8 @@ def _build_replay_parser(prog: str) -> argparse.ArgumentParser:
     text(group, "--extra-engine-args", "JSON", "engine arguments: a JSON object, or @FILE to read it from a file")
     single = "one engine argument, e.g. block_size=64 or sglang.page_size=16; repeatable; wins over --extra-engine-args"
     add(group, "--engine", single, action="append", default=[], metavar="NAME=VALUE")
+    whose = "scheduler of the vllm engine; the same as --engine scheduler_rules=NAME, over which it wins"
+    choice(group, "--scheduler-rules", SCHEDULER_RULES, whose)
     count(group, "--num-workers", 1, "number of workers", 1)
     text(group, "--prefill-engine-args", "JSON", "engine arguments of prefill workers")
     text(group, "--decode-engine-args", "JSON", "engine arguments of decode workers")
@@ -291,8 +296,13 @@ def _check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             parser.error("--planner-config needs --replay-mode offline")
         if from_file and args.trace_format != "mooncake":
             parser.error("--planner-config needs --trace-format mooncake")
-    if args.engine and (args.prefill_engine_args is not None or args.decode_engine_args is not None):
-        parser.error("--engine is for aggregated workers; put it into --prefill-engine-args and --decode-engine-args")
+    if args.prefill_engine_args is not None or args.decode_engine_args is not None:
+        if args.engine:
+            remedy = "put it into --prefill-engine-args and --decode-engine-args"
+            parser.error(f"--engine is for aggregated workers; {remedy}")
+        if args.scheduler_rules is not None:
+            remedy = "drop it, or --prefill-engine-args and --decode-engine-args"
+            parser.error(f"--scheduler-rules is for aggregated workers; {remedy}")
 
 
 def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -377,6 +387,8 @@ def _read_engine_values(parser: argparse.ArgumentParser, args: argparse.Namespac
         values = engine_values.setdefault("--extra-engine-args", {})
         for assignment in args.engine:
             _add_shorthand(parser, values, assignment)
+    if args.scheduler_rules is not None:
+        engine_values.setdefault("--extra-engine-args", {})["scheduler_rules"] = args.scheduler_rules
     for flag, values in engine_values.items():
         if values.get("worker_type") is not None and ("is_prefill" in values or "is_decode" in values):
             parser.error(f"{flag}: worker_type excludes is_prefill and is_decode; keep worker_type")
@@ -398,6 +410,8 @@ def _engine_args(parser: argparse.ArgumentParser, args: argparse.Namespace, flag
         return MockEngineArgs.from_json(json.dumps(values))
     except ValueError as error:
         source = "--extra-engine-args/--engine" if args.engine else flag
+        if args.scheduler_rules is not None:
+            source += "/--scheduler-rules"
         _fail_usage(parser, args, f"{source}: {error}")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 Report = dict[str, Any]
-TERMINAL_NAMES = ("incomplete", "completed", "rejected", "capacity", "over_budget")
+TERMINAL_NAMES = ("incomplete", "completed", "rejected", "capacity", "over_budget", "failed", "canceled")
 COMPLETED = 1
 
 
@@ -108,7 +108,8 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
     -------
     dict
         The reference's keys in its order, then `incomplete_requests`, `rejected_requests`, `capacity_requests`,
-        `over_budget_requests` and `samples` (count behind each distribution); `compat` leaves these out.
+        `over_budget_requests`, `failed_requests`,
+        `canceled_requests` and `samples` (count behind each distribution); `compat` leaves these out.
     """
     reference = compat == "reference"
     served = ~np.isnan(c.first_admit) & ~np.isnan(c.first_token)
@@ -172,7 +173,7 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
     _distribution(out, samples, "e2e_latency", "_ms", statistics(e2e), reference)
     _distribution(out, samples, "output_token_throughput_per_user", "", rates, reference)
     if not reference:
-        for code in (0, 2, 3, 4):
+        for code in (0, 2, 3, 4, 5, 6):
             out[f"{TERMINAL_NAMES[code]}_requests"] = int(np.count_nonzero(c.terminal == code))
         out["samples"] = samples
     return out

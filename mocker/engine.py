@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._engine import TERMINAL_NAMES, EngineCore
-from .args import DirectRequest, MockEngineArgs
+from .args import DEFAULT_SCHEDULER_RULES, DirectRequest, MockEngineArgs
 from .commands import HandoffCommands, SchedulerCommandEffects
 
 if TYPE_CHECKING:
@@ -114,14 +114,17 @@ class EnginePassResult:
 
     __slots__ = ("start_ms", "end_ms", "completed_requests", "kv_events", "mocker_metrics", "_fpm",
                  "accept_length_output_tokens", "accept_length_decode_forwards", "_admissions", "_signals", "_ids",
-                 "lifecycle_events", "router_event_visibility")
+                 "lifecycle_events", "router_event_visibility", "_schedule")
 
     def __init__(self, start_ms: float, raw: tuple[Any, ...], ids: Mapping[int, UUID], kv_events: list[dict[str, Any]],
-                 metrics: MockerMetrics, fpm: tuple[Any, ...]) -> None:
+                 metrics: MockerMetrics, fpm: tuple[Any, ...],
+                 schedule: tuple[list[tuple[int, int]], list[int]] | None = None) -> None:
         self.start_ms = start_ms
         (self.end_ms, self.completed_requests, self._admissions, self._signals, self.accept_length_output_tokens,
          self.accept_length_decode_forwards) = raw
         self._ids = [ids[a[0]] for a in self._admissions], [ids[s[0]] for s in self._signals]
+        self._schedule = None if schedule is None else (
+            [(ids[handle], tokens) for handle, tokens in schedule[0]], [ids[handle] for handle in schedule[1]])
         self.kv_events = kv_events
         self.mocker_metrics = metrics
         self._fpm = fpm
@@ -140,6 +143,22 @@ class EnginePassResult:
                 for uuid, s in zip(self._ids[1], self._signals, strict=True)]
 
     @property
+    def scheduled(self) -> list[tuple[UUID, int]]:
+        """The batch in its order: requests, with the tokens that this pass computes of each.
+
+        Empty unless the core was made with `record_schedule`.
+        """
+        return [] if self._schedule is None else self._schedule[0]
+
+    @property
+    def preempted(self) -> list[UUID]:
+        """Requests that lost their blocks in this pass, in order; those that ended because they outgrew the pool last.
+
+        Empty unless the core was made with `record_schedule`.
+        """
+        return [] if self._schedule is None else self._schedule[1]
+
+    @property
     def fpm(self) -> ForwardPassSnapshot:
         """Forward-pass metrics."""
         (prefill, decode, queued_prefill, queued_decode), tokens, prefix = self._fpm
@@ -149,8 +168,11 @@ class EnginePassResult:
             (self.end_ms - self.start_ms) / 1000.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The recorded form of a pass; UUIDs as their integer value."""
-        return {
+        """The recorded form of a pass; UUIDs as their integer value.
+
+        `scheduled` and `preempted` are in it if the core was made with `record_schedule`.
+        """
+        out = {
             "op": "pass", "start_ms": self.start_ms, "end_ms": self.end_ms,
             "completed_requests": self.completed_requests,
             "admissions": [[uuid.int, a[1]] for uuid, a in zip(self._ids[0], self._admissions, strict=True)],
@@ -160,6 +182,10 @@ class EnginePassResult:
             "kv_events": self.kv_events, "metrics": self.mocker_metrics.to_dict(), "fpm": self.fpm.to_dict(),
             "accept_length": [self.accept_length_output_tokens, self.accept_length_decode_forwards],
         }
+        if self._schedule is not None:
+            out["scheduled"] = [[uuid.int, tokens] for uuid, tokens in self._schedule[0]]
+            out["preempted"] = [uuid.int for uuid in self._schedule[1]]
+        return out
 
 
 class RequestStatus(str, Enum):
@@ -257,6 +283,14 @@ class VllmCore(HandoffCommands):
         Log KV events (only with prefix caching, as in the reference).
     token_seed : int
         Seed of generated tokens that a request's `output_token_ids` do not give.
+    record_schedule : bool
+        Fill `scheduled` and `preempted` of the pass results, and add both to their `to_dict`.
+
+    Raises
+    ------
+    ValueError
+        `args` ask for something that this core does not model; for vLLM's own scheduling (`args.scheduler_rules`) see
+        `create_engine_core`.
 
     Notes
     -----
@@ -269,15 +303,23 @@ class VllmCore(HandoffCommands):
     _core: EngineCore
 
     def __init__(self, args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False,
-                 token_seed: int = 0) -> None:
-        if worker_id < 0:
-            raise ValueError(f"worker_id must be >= 0, got {worker_id}")
-        self.args = args.copy()
-        self.worker_id = worker_id
+                 token_seed: int = 0, record_schedule: bool = False) -> None:
+        if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
+            raise ValueError(f"VllmCore does not schedule by scheduler_rules {args.scheduler_rules!r}; use "
+                             "create_engine_core or mocker.rules.VllmRulesCore")
+        self._start(args, worker_id, record_schedule)
         self._core = EngineCore(
             **engine_settings(args), seed=(args.aic_mtp_seed + worker_id) % 2**64, token_seed=token_seed % 2**64,
             real_tokens=True, record=True, capture=capture_kv_events,
             event_tokens=args.zmq_kv_events_port is not None, worker_id=worker_id)
+
+    def _start(self, args: MockEngineArgs, worker_id: int, record_schedule: bool) -> None:
+        """Everything but the compiled core."""
+        if worker_id < 0:
+            raise ValueError(f"worker_id must be >= 0, got {worker_id}")
+        self.args = args.copy()
+        self.worker_id = worker_id
+        self.record_schedule = record_schedule
         self._ids: dict[int, UUID] = {}
         self._slots: dict[UUID, tuple[int, int]] = {}
         self._places: dict[UUID, int] = {}
@@ -336,9 +378,11 @@ class VllmCore(HandoffCommands):
         if not math.isfinite(now_ms):
             raise ValueError(f"now_ms must be finite, got {now_ms}")
         core = self._core
+        before = core.counts[5] if self.record_schedule else 0
         raw = core.run_pass(now_ms)
         events = core.take_events()
-        result = EnginePassResult(now_ms, raw, self._ids, events, self.mocker_metrics(), core.forward_pass_metrics())
+        result = EnginePassResult(now_ms, raw, self._ids, events, self.mocker_metrics(), core.forward_pass_metrics(),
+                                  core.schedule(before) if self.record_schedule else None)
         held = core.held_sources()
         for handle in held:
             result.lifecycle_events.append(self._source_held(handle))
@@ -417,19 +461,35 @@ class VllmCore(HandoffCommands):
 
 
 def create_engine_core(args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False,
-                       compat: str | None = None) -> VllmCore | SglangCore:
-    """The core for `args.engine_type`.
+                       compat: str | None = None, record_schedule: bool = False) -> VllmCore | SglangCore:
+    """The core for `args.engine_type`; with vLLM's `args.scheduler_rules` a `mocker.rules.VllmRulesCore`.
 
     Parameters
     ----------
+    args, worker_id, capture_kv_events
+        As in `VllmCore`.
     compat : {"reference"}, optional
         Bring back the reference's repeatable faults that this engine mends; no engine has any that is mended by
         default (`SglangArgs.conserve_slots` mends SGLang's).
+    record_schedule : bool
+        Pass results say whom the pass scheduled and preempted, as in `VllmCore`. With vLLM's rules they always do,
+        SGLang's core cannot.
+
+    Raises
+    ------
+    ValueError
+        Something that the core does not model, by name.
     """
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if args.engine_type == "sglang":
         from .sglang import SglangCore
 
+        if record_schedule:
+            raise ValueError("record_schedule is not supported for engine_type 'sglang'; leave it out")
         return SglangCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)
-    return VllmCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)
+    if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
+        from .rules import VllmRulesCore
+
+        return VllmRulesCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)
+    return VllmCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events, record_schedule=record_schedule)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ._engine import TERMINAL_NAMES
 from ._rules_engine import PassRecord, RulesEngine
+from .args import DEFAULT_SCHEDULER_RULES, FIELDS, scheduler_conflicts
 from .commands import SchedulerCommandEffects
 from .engine import UNLIMITED, AdmissionEvent, EnginePassResult, MockerMetrics, OutputSignal, VllmCore, engine_settings
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from .collector import TraceCollector
     from .commands import SchedulerCommand
 
-__all__ = ["PRESETS", "RulesPassResult", "SchedulerRules", "VllmRulesCore", "scheduler_rules"]
+__all__ = ["PRESETS", "RulesPassResult", "SchedulerOptions", "SchedulerRules", "VllmRulesCore", "scheduler_options",
+           "scheduler_rules"]
 
 _NO_TOKENS = np.empty(0, np.uint32)
 
@@ -214,46 +216,42 @@ class SchedulerOptions:
                          threshold=self.threshold, watermark=self.watermark_blocks)
 
 
-def scheduler_options(args: MockEngineArgs, rules: str | SchedulerRules, *, scheduling_policy: str = "fcfs",
-                      long_prefill_token_threshold: int = 0, max_model_len: int | None = None,
-                      watermark: float = 0.0, reserve_full_isl: bool = True,
-                      null_block: bool = False) -> SchedulerOptions:
+def scheduler_options(args: MockEngineArgs, rules: str | SchedulerRules | None = None, *,
+                      scheduling_policy: str | None = None, long_prefill_token_threshold: int | None = None,
+                      max_model_len: int | None = None, watermark: float | None = None,
+                      reserve_full_isl: bool | None = None, null_block: bool = False) -> SchedulerOptions:
     """Check rules and options against the engine arguments.
 
-    Parameters and errors are those of `VllmRulesCore`.
+    Parameters and errors are those of `VllmRulesCore`; what is None is taken from `args`, the rules too.
     """
-    chosen = scheduler_rules(rules)
-    if args.engine_type != "vllm":
-        raise ValueError(f"scheduler rules are for engine_type 'vllm', got {args.engine_type!r}")
-    if args.aic_nextn is not None:
-        raise ValueError("scheduler rules do not model speculative decoding; leave aic_nextn unset")
-    if scheduling_policy not in ("fcfs", "priority"):
+    chosen = scheduler_rules(args.scheduler_rules if rules is None else rules)
+    if scheduling_policy is None:
+        scheduling_policy = args.vllm_scheduling_policy
+    elif scheduling_policy not in ("fcfs", "priority"):
         raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {scheduling_policy!r}")
+    if long_prefill_token_threshold is None:
+        long_prefill_token_threshold = args.long_prefill_token_threshold
     threshold = _count("long_prefill_token_threshold", long_prefill_token_threshold, 0)
-    if max_model_len is not None:
-        max_model_len = _count("max_model_len", max_model_len, 2)
-        if threshold > max_model_len:
-            raise ValueError(f"long_prefill_token_threshold {threshold} exceeds max_model_len {max_model_len}")
-    if not 0.0 <= watermark < 1.0:
+    longest = args.max_model_len if max_model_len is None else _count("max_model_len", max_model_len, 2)
+    if watermark is None:
+        watermark = args.watermark
+    elif not 0.0 <= watermark < 1.0:
         raise ValueError(f"watermark must be in [0, 1), got {watermark}")
+    gate = args.reserve_full_isl if reserve_full_isl is None else bool(reserve_full_isl)
     usable = args.num_gpu_blocks - bool(null_block)
     if usable < 1:
         raise ValueError("null_block leaves no usable block: num_gpu_blocks must be at least 2")
-    budget = args.max_num_batched_tokens
-    if chosen != PRESETS["dynamo-mocker-1.3.0"] and budget is not None:   # what vLLM itself refuses at start-up
-        if args.max_num_seqs is not None and args.max_num_seqs > budget:
-            raise ValueError(f"max_num_seqs {args.max_num_seqs} exceeds max_num_batched_tokens {budget}; "
-                             "vLLM does not start so")
-        if not args.enable_chunked_prefill:
-            if max_model_len is None:
-                max_model_len = max(budget, 2)
-            elif max_model_len > budget:
-                raise ValueError(f"max_num_batched_tokens {budget} is smaller than max_model_len {max_model_len} with "
-                                 "enable_chunked_prefill off; vLLM does not start so")
-    if args.preemption_mode == "fifo" and (scheduling_policy == "priority" or chosen in _REAL):
-        raise ValueError("preemption_mode 'fifo' has no counterpart in vLLM; use 'lifo'")
-    return SchedulerOptions(chosen, scheduling_policy == "priority", bool(reserve_full_isl), threshold,
-                            int(watermark * (usable + 1)), max_model_len, usable)
+    switched = chosen != PRESETS[DEFAULT_SCHEDULER_RULES]
+    values = {name: getattr(args, name) for name in FIELDS}
+    values.update(vllm_scheduling_policy=scheduling_policy, long_prefill_token_threshold=threshold,
+                  max_model_len=longest)
+    problems = scheduler_conflicts(values, vllm=switched, preset=chosen in _REAL)
+    if problems:
+        raise ValueError("\n".join(text for _, text in problems))
+    if switched and longest is None and not args.enable_chunked_prefill and args.max_num_batched_tokens is not None:
+        longest = max(args.max_num_batched_tokens, 2)
+    return SchedulerOptions(chosen, scheduling_policy == "priority", gate, min(threshold, UNLIMITED),
+                            int(watermark * (usable + 1)), None if longest is None else min(longest, UNLIMITED), usable)
 
 
 class VllmRulesCore(VllmCore):
@@ -264,22 +262,24 @@ class VllmRulesCore(VllmCore):
     args : MockEngineArgs
         `engine_type` "vllm". `num_gpu_blocks` is the usable pool: vLLM's own argument of that name counts its null
         block too, which no request can have (see `null_block`).
-    rules : str or SchedulerRules
-        A name in `PRESETS` or a set of switches.
+    rules : str or SchedulerRules, optional
+        A name in `PRESETS` or a set of switches; if not given, `args.scheduler_rules`, or "vllm-0.33" where that is
+        the reference's.
     worker_id, capture_kv_events, token_seed
         As in `VllmCore`. A block's `stored` event comes with the first copy of its content, its `removed` event when
         the last copy goes.
-    scheduling_policy : {"fcfs", "priority"}
+    scheduling_policy : {"fcfs", "priority"}, optional
         "priority": the queue is ordered by a request's `priority` (smaller first), then by arrival; the victim is the
-        running request that is last in this order.
-    long_prefill_token_threshold : int
+        running request that is last in this order. This and the next four, if not given, are those of `args`, where
+        this one is called `vllm_scheduling_policy`.
+    long_prefill_token_threshold : int, optional
         Most tokens of one request in a pass while there is another; 0 for no cap.
     max_model_len : int, optional
         A prompt must be shorter; a request ends when prompt and output are so long. With chunked prefill off vLLM
         does not start with more than the budget, which is then the default.
-    watermark : float
+    watermark : float, optional
         Part of the pool (null block included) that an admission leaves free while somebody runs.
-    reserve_full_isl : bool
+    reserve_full_isl : bool, optional
         Admit a request only if its whole known sequence fits. Off: if its first chunk does.
     null_block : bool
         `num_gpu_blocks` counts the null block, as vLLM's argument does: one is set aside.
@@ -287,7 +287,7 @@ class VllmRulesCore(VllmCore):
     Raises
     ------
     ValueError
-        Bad options, or a combination with which vLLM does not start.
+        Bad options, something that the rules do not model, or a combination with which vLLM does not start.
 
     Notes
     -----
@@ -298,17 +298,20 @@ class VllmRulesCore(VllmCore):
 
     _core: RulesEngine
 
-    def __init__(self, args: MockEngineArgs, rules: str | SchedulerRules = "vllm-0.33", *, worker_id: int = 0,
-                 capture_kv_events: bool = False, token_seed: int = 0, scheduling_policy: str = "fcfs",
-                 long_prefill_token_threshold: int = 0, max_model_len: int | None = None, watermark: float = 0.0,
-                 reserve_full_isl: bool = True, null_block: bool = False) -> None:
+    def __init__(self, args: MockEngineArgs, rules: str | SchedulerRules | None = None, *, worker_id: int = 0,
+                 capture_kv_events: bool = False, token_seed: int = 0, scheduling_policy: str | None = None,
+                 long_prefill_token_threshold: int | None = None, max_model_len: int | None = None,
+                 watermark: float | None = None, reserve_full_isl: bool | None = None,
+                 null_block: bool = False) -> None:
+        if rules is None and args.scheduler_rules == DEFAULT_SCHEDULER_RULES:
+            rules = "vllm-0.33"
         options = scheduler_options(
             args, rules, scheduling_policy=scheduling_policy,
             long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,
             watermark=watermark, reserve_full_isl=reserve_full_isl, null_block=null_block)
         if options.usable_blocks != args.num_gpu_blocks:
             args = args.replace(num_gpu_blocks=options.usable_blocks)
-        super().__init__(args, worker_id=worker_id, capture_kv_events=capture_kv_events, token_seed=token_seed)
+        self._start(args, worker_id, record_schedule=True)
         self.rules = options.rules
         self.options = options
         self._core = RulesEngine(

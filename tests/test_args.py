@@ -25,7 +25,7 @@ from mocker.args import FIELDS, DirectRequest, MockEngineArgs, ReasoningConfig, 
 
 U16, U32, U64 = 2**16 - 1, 2**32 - 1, 2**64 - 1
 
-DEFAULTS: dict[str, Any] = {
+REFERENCE: dict[str, Any] = {
     "engine_type": "vllm",
     "num_gpu_blocks": None,
     "block_size": 0,
@@ -83,6 +83,15 @@ DEFAULTS: dict[str, Any] = {
     "bandwidth_g2_to_g4_gbps": None,
     "bandwidth_g4_to_g2_gbps": None,
 }
+SCHEDULER: dict[str, Any] = {  # what the reference does not have
+    "scheduler_rules": "dynamo-mocker-1.3.0",
+    "vllm_scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "max_model_len": None,
+    "watermark": 0.0,
+    "reserve_full_isl": True,
+}
+DEFAULTS = REFERENCE | SCHEDULER
 
 # field -> (least, greatest) value; what stands beside a field is what it needs to be valid
 INT_RANGES = {
@@ -104,6 +113,8 @@ INT_RANGES = {
     "num_g2_blocks": (0, U64),
     "num_g3_blocks": (0, U64),
     "offload_batch_size": (0, U64),
+    "long_prefill_token_threshold": (0, U64),
+    "max_model_len": (2, U64),
 }
 FRACTIONS = ["gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"]
 NOT_NEGATIVE = [
@@ -118,7 +129,13 @@ NOT_NEGATIVE = [
     "bandwidth_g2_to_g4_gbps",
     "bandwidth_g4_to_g2_gbps",
 ]
-BOOLS = ["enable_prefix_caching", "enable_chunked_prefill", "enable_local_indexer", "enable_g4_storage"]
+BOOLS = [
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "enable_local_indexer",
+    "enable_g4_storage",
+    "reserve_full_isl",
+]
 CHOICES = {
     "engine_type": (["vllm", "sglang", "trtllm"], "Invalid engine_type '{}'. Must be 'vllm', 'sglang', or 'trtllm'."),
     "worker_type": (
@@ -131,6 +148,14 @@ CHOICES = {
     ),
     "preemption_mode": (["lifo", "fifo"], "Invalid preemption_mode: '{}'. Must be 'lifo' or 'fifo'."),
     "router_queue_policy": (["fcfs", "lcfs", "wspt"], "unknown queue policy: '{}', expected 'fcfs', 'lcfs', or 'wspt'"),
+    "scheduler_rules": (
+        ["dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"],
+        "Invalid scheduler_rules '{}'. Must be 'dynamo-mocker-1.3.0', 'vllm-0.33', or 'vllm-0.33-async'.",
+    ),
+    "vllm_scheduling_policy": (
+        ["fcfs", "priority"],
+        "Invalid vllm_scheduling_policy '{}'. Must be 'fcfs' or 'priority'.",
+    ),
 }
 TEXTS = [
     "aic_backend",
@@ -159,7 +184,11 @@ SETTABLE = {
     *FRACTIONS,
 }
 NOT_NULL = {n for n, v in DEFAULTS.items() if v is not None} - {"max_num_seqs", "max_num_batched_tokens"}
-NEEDS: dict[str, dict[str, Any]] = {"num_g3_blocks": {"num_g2_blocks": 1}, "enable_g4_storage": {"num_g2_blocks": 1}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "num_g3_blocks": {"num_g2_blocks": 1},
+    "enable_g4_storage": {"num_g2_blocks": 1},
+    **{name: {"scheduler_rules": "vllm-0.33"} for name in SCHEDULER},
+}
 
 
 def refused(call: Any, *words: object) -> str:
@@ -200,9 +229,8 @@ def test_fields_table_covers_the_signature():
 
 def test_every_field_belongs_to_a_tested_kind():
     tested = [*INT_RANGES, *FRACTIONS, *NOT_NEGATIVE, *BOOLS, *CHOICES, *TEXTS, *PATHS]
-    assert sorted([*tested, "block_size", "aic_nextn_accept_rates", "reasoning", "sglang", "trtllm"]) == sorted(
-        DEFAULTS
-    )
+    others = ["block_size", "aic_nextn_accept_rates", "reasoning", "sglang", "trtllm", "watermark"]
+    assert sorted([*tested, *others]) == sorted(DEFAULTS)
 
 
 def test_defaults_are_completed():
@@ -677,7 +705,7 @@ def test_json_file(tmp_path):
 def test_json_keeps_decode_worker_and_null_limits():
     got = MockEngineArgs(worker_type="decode", max_num_seqs=None, max_num_batched_tokens=None)
     values = json.loads(got.to_json())
-    assert list(values) == list(DEFAULTS)
+    assert list(values) == list(REFERENCE)
     assert values["max_num_seqs"] is None
     values["has_perf_model"] = True
     assert MockEngineArgs.from_json(json.dumps(values)) == got
@@ -697,6 +725,8 @@ def one_field() -> st.SearchStrategy[tuple[str, Any]]:
     by_name["sglang"] = st.builds(dict, max_prefill_tokens=st.none() | st.integers(1, U64))
     by_name["trtllm"] = st.just(TrtllmArgs("guaranteed_no_evict"))
     by_name["reasoning"] = st.builds(ReasoningConfig, st.integers(0, U32), st.integers(0, U32), st.floats(0, 1))
+    for name in SCHEDULER:  # they need one another: a test of their own
+        by_name.pop(name, None)
     nullable = set(by_name) - NOT_NULL
     return st.sampled_from(sorted(by_name)).flatmap(
         lambda n: st.tuples(st.just(n), st.none() | by_name[n] if n in nullable else by_name[n])
@@ -873,6 +903,118 @@ def test_equality_hash_repr():
         "sglang=SglangArgs(page_size=4))"
     )
     assert eval(text, vars(args_module)) == made
+
+
+# --- scheduler rules
+
+
+def scheduled(rules: str = "vllm-0.33", **values: Any) -> MockEngineArgs:
+    return MockEngineArgs(scheduler_rules=rules, **values)
+
+
+def test_watermark():
+    for good in (0, 0.0, 0.5, math.nextafter(1, 0)):
+        assert scheduled(watermark=good).watermark == good
+    for bad in (1, 1.0, 2, -5e-324, math.nan, math.inf, True, "0.5"):
+        refused(lambda bad=bad: scheduled(watermark=bad), "watermark: must be a finite number in [0, 1), got ")
+
+
+def test_rule_names_are_those_of_the_presets():
+    from mocker.rules import PRESETS
+
+    assert list(PRESETS) == list(args_module.SCHEDULER_RULES) == CHOICES["scheduler_rules"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vllm_scheduling_policy", "priority"),
+        ("long_prefill_token_threshold", 1),
+        ("max_model_len", 100),
+        ("watermark", 0.01),
+        ("reserve_full_isl", False),
+    ],
+)
+def test_options_need_vllm_rules(name, value):
+    for rules in CHOICES["scheduler_rules"][0][1:]:
+        made = scheduled(rules, **{name: value})
+        assert getattr(made, name) == value
+        values = json.loads(made.to_json())
+        assert {n: v for n, v in values.items() if n in SCHEDULER} == {"scheduler_rules": rules, name: value}
+        assert MockEngineArgs.from_json(made.to_json()) == made
+    refused(
+        lambda: MockEngineArgs(**{name: value}),
+        f"{name}: {name} requires scheduler_rules to be 'vllm-0.33' or 'vllm-0.33-async'",
+        f"got {name}={value!r} without it",
+    )
+    assert getattr(scheduled(**{name: DEFAULTS[name]}), name) == DEFAULTS[name]
+    assert MockEngineArgs(**{name: DEFAULTS[name]}) == MockEngineArgs()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"engine_type": "sglang"}, ["scheduler_rules: ", "engine_type='vllm', got engine_type='sglang'"]),
+        ({"engine_type": "trtllm"}, ["scheduler_rules: ", "engine_type='vllm', got engine_type='trtllm'"]),
+        ({"aic_nextn": 2}, ["aic_nextn: ", "speculative decoding", "got aic_nextn=2"]),
+        ({"worker_type": "prefill"}, ["worker_type: ", "hand-off", "'aggregated'"]),
+        ({"worker_type": "decode"}, ["worker_type: ", "hand-off", "'aggregated'"]),
+        ({"num_g2_blocks": 5}, ["num_g2_blocks: ", "storage tiers", "got num_g2_blocks=5"]),
+        ({"preemption_mode": "fifo"}, ["preemption_mode: ", "no counterpart in vLLM"]),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, ["max_num_seqs: max_num_seqs 9 exceeds", "tokens 8"]),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 513},
+            ["max_num_batched_tokens: ", "512 is smaller than max_model_len 513"],
+        ),
+        ({"long_prefill_token_threshold": 9, "max_model_len": 8}, ["long_prefill_token_threshold: ", "9 exceeds"]),
+    ],
+)
+def test_vllm_rules_refuse(values, words):
+    for rules in CHOICES["scheduler_rules"][0][1:]:
+        refused(lambda rules=rules: scheduled(rules, **values), "Failed to validate MockEngineArgs: ", *words)
+    if not {"max_model_len"} & set(values):
+        assert MockEngineArgs(**values) is not None  # the reference's rules take it
+
+
+def test_vllm_rules_accept():
+    assert scheduled(max_num_seqs=8, max_num_batched_tokens=8).max_num_seqs == 8
+    assert scheduled(max_num_seqs=None, max_num_batched_tokens=8).max_num_seqs is None
+    assert scheduled(max_num_batched_tokens=None, max_num_seqs=10**6).max_num_seqs == 10**6
+    assert scheduled(enable_chunked_prefill=False).max_model_len is None
+    assert scheduled(max_model_len=8, long_prefill_token_threshold=8).long_prefill_token_threshold == 8
+    assert repr(scheduled(watermark=0.5)).endswith("scheduler_rules='vllm-0.33', watermark=0.5)")
+
+
+def test_setters_and_copies_check_scheduler_rules():
+    got = scheduled("vllm-0.33-async", watermark=0.25)
+    for name, value in (("worker_type", "decode"), ("aic_nextn", 1)):
+        refused(lambda name=name, value=value: setattr(got, name, value), name)
+    refused(lambda: got.replace(scheduler_rules="dynamo-mocker-1.3.0"), "watermark requires scheduler_rules")
+    assert got.replace(scheduler_rules="dynamo-mocker-1.3.0", watermark=0.0) == MockEngineArgs()
+    assert got == scheduled("vllm-0.33-async", watermark=0.25)
+    assert pickle.loads(pickle.dumps(got)) == got
+
+
+@given(
+    st.fixed_dictionaries(
+        {"scheduler_rules": st.sampled_from(["vllm-0.33", "VLLM-0.33-async"])},
+        optional={
+            "vllm_scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+            "long_prefill_token_threshold": st.integers(0, 100),
+            "max_model_len": st.none() | st.integers(100, U64),
+            "watermark": st.floats(0, 1, exclude_max=True),
+            "reserve_full_isl": st.booleans(),
+            "enable_prefix_caching": st.booleans(),
+            "max_num_seqs": st.none() | st.integers(1, 8192),
+        },
+    )
+)
+def test_scheduler_json_round_trip(values):
+    made = MockEngineArgs(**values)
+    again = MockEngineArgs.from_json(made.to_json())
+    assert again == made
+    assert again.to_json() == made.to_json()
+    assert pickle.loads(pickle.dumps(made)) == made
 
 
 # --- derived values

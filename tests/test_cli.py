@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import mocker
+from mocker import args as args_module
 from mocker import cli
-from mocker.cli import UNSUPPORTED, main, replay_main
+from mocker.args import MockEngineArgs
+from mocker.cli import SCHEDULER_RULES, UNSUPPORTED, main, replay_main
 from mocker.report import GOODPUT_KEYS, REPORT_KEYS
 from mocker.simulation import Simulation
 
@@ -172,6 +174,26 @@ def test_engine_args(stand):
     assert stand.options["extra_engine_args"].speedup_ratio == 2.0
 
 
+def test_scheduler_rules(stand):
+    assert run("trace.jsonl", "--scheduler-rules", "vllm-0.33") == 0
+    assert stand.options["extra_engine_args"] == MockEngineArgs(scheduler_rules="vllm-0.33")
+    options = ["--engine", "watermark=0.1", "--engine", "vllm_scheduling_policy=priority", "--engine", "dp_size=1"]
+    assert run("trace.jsonl", *options, "--engine", "scheduler_rules=vllm-0.33-async") == 0
+    expected = MockEngineArgs(scheduler_rules="vllm-0.33-async", watermark=0.1, vllm_scheduling_policy="priority")
+    assert stand.options["extra_engine_args"] == expected
+    given = ["--extra-engine-args", '{"scheduler_rules": "dynamo-mocker-1.3.0", "reserve_full_isl": false}']
+    assert run("trace.jsonl", *given, "--scheduler-rules", "vllm-0.33-async") == 0
+    expected = MockEngineArgs(scheduler_rules="vllm-0.33-async", reserve_full_isl=False)
+    assert stand.options["extra_engine_args"] == expected
+    both = ["--engine", "scheduler_rules=vllm-0.33", "--scheduler-rules", "dynamo-mocker-1.3.0"]
+    assert run("trace.jsonl", *both) == 0
+    assert stand.options["extra_engine_args"] == MockEngineArgs()
+
+
+def test_scheduler_rules_are_those_of_the_engine():
+    assert SCHEDULER_RULES == args_module.SCHEDULER_RULES
+
+
 # -- wrong flags ------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +241,17 @@ def test_engine_args(stand):
         ),
         ("trace.jsonl --engine planner_profile_data=folder", ["planner_profile_data must be an .npz file, got folder"]),
         ("trace.jsonl --engine worker_type=decode --engine is_decode=true", ["worker_type excludes is_prefill"]),
+        ("trace.jsonl --scheduler-rules vllm-9", ["--scheduler-rules", "'vllm-9'", "vllm-0.33-async"]),
+        (
+            "trace.jsonl --scheduler-rules vllm-0.33 --decode-engine-args {{}}",
+            ["--scheduler-rules is for aggregated", "--decode-engine-args"],
+        ),
+        (
+            "trace.jsonl --scheduler-rules vllm-0.33 --engine engine_type=trtllm",
+            ["--extra-engine-args/--engine/--scheduler-rules", "engine_type='trtllm'"],
+        ),
+        ("trace.jsonl --engine scheduler_rules=vllm-9", ["scheduler_rules", "vllm-9", "vllm-0.33-async"]),
+        ("trace.jsonl --engine watermark=0.1", ["watermark requires scheduler_rules", "'vllm-0.33'"]),
         ("trace.jsonl --engine block_sise=3", ["--extra-engine-args/--engine", "block_sise"]),
         ("trace.jsonl --engine max_num_seqs=-3", ["--extra-engine-args/--engine", "max_num_seqs", "-3"]),
         ("missing.jsonl", ["trace file missing.jsonl does not exist"]),

@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._cluster import Cluster
-from .._collect import Collector
-from .._engine import EngineCore
-from .._router import RouterCore
-from .._sglang_engine import SglangEngine
+from .._disagg import DisaggCluster
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
-from ..engine import engine_settings
-from ..router import KvAware, routing_policy
-from ..router_config import KvRouterConfig, replay_router_config
-from ..sglang import sglang_settings
+from ..router_config import KvRouterConfig
 from ..simulation import Simulation
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
+from .pools import Pools, Routing, make_cluster
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,32 +42,23 @@ class _Run:
 
     cluster: Cluster
     workload: Workload
-    args: MockEngineArgs
-    workers: int
+    pools: Pools
     wall_time_ms: float
 
+    @property
+    def alone(self) -> bool:
+        """One aggregated worker: there is nothing to say of workers."""
+        return self.pools.workers == 1 and self.pools.prefill_args is None
 
-@dataclass(frozen=True)
-class _Routing:
-    """How requests get their workers."""
-
-    mode: Any = "round_robin"
-    config: KvRouterConfig | None = None
-    tie_break: str = "random"
-    seed: int = 0
-    model_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.tie_break not in ("random", "lowest"):
-            raise ValueError(f"router_tie_break must be 'random' or 'lowest', got {self.tie_break!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ValueError(f"router_seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
-        if self.model_name == "":
-            raise ValueError("model_name must not be empty; leave it out instead")
-        if self.config is not None and not isinstance(self.config, KvRouterConfig):
-            raise TypeError(f"router_config must be KvRouterConfig, got {type(self.config).__name__}")
-        if self.mode not in ("round_robin", "kv_router"):
-            routing_policy(self.mode)
+    def admissions(self) -> dict[str, NDArray[Any]]:
+        """The collector's columns; in disaggregation the first admission is that of the prefill pool."""
+        columns = self.cluster.collector.columns
+        if not isinstance(self.cluster, DisaggCluster):
+            return columns
+        first = self.cluster.prefill_collector.columns
+        return {**columns, "first_admit_ms": first["first_admit_ms"],
+                "first_reused_input_tokens": first["first_reused_input_tokens"],
+                "reused_input_tokens": np.maximum(columns["reused_input_tokens"], first["reused_input_tokens"])}
 
 
 def _integer(name: str, value: Any, low: int) -> int:
@@ -92,66 +78,17 @@ def _refuse(**options: Any) -> None:
             raise ValueError(f"{name}={value!r} is not supported yet; leave it at its default")
 
 
-def _check(args: MockEngineArgs, workers: int, concurrency: int | None) -> None:
-    mode = "trace replay" if concurrency is None else "concurrency replay"
-    if args.worker_type != "aggregated":
-        raise ValueError(f"{mode} only supports aggregated workers, got worker_type={args.worker_type!r}")
-    if args.dp_size != 1:
-        raise ValueError(f"{mode} only supports data_parallel_size=1, got dp_size={args.dp_size}")
-
-
-def _engines(args: MockEngineArgs, workers: int, real_tokens: bool,
-             events: bool) -> list[EngineCore] | list[SglangEngine]:
-    if args.engine_type == "sglang":
-        settings = sglang_settings(args)
-        return [SglangEngine(**settings, seed=(args.aic_mtp_seed + w) % 2**64, real_tokens=real_tokens, record=False,
-                             capture=events, worker_id=w) for w in range(workers)]
-    settings = engine_settings(args)
-    return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
-                       record=False, capture=events, event_tokens=False, worker_id=w) for w in range(workers)]
-
-
-def _router(choice: _Routing, args: MockEngineArgs, workers: int, real_tokens: bool) -> RouterCore | None:
-    """The compiled router, or None for round robin."""
-    if choice.mode == "round_robin":
-        return None
-    policy = (KvAware(replay_router_config(args, choice.config)) if choice.mode == "kv_router"
-              else routing_policy(choice.mode))
-    return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
-                       tie_break=choice.tie_break, seed=choice.seed, model_name=choice.model_name,
-                       skip_own=not real_tokens)
-
-
-def _set_ranks(cluster: Cluster, router: RouterCore, trace: Trace | None) -> None:
-    """Priorities and policy classes of a trace, for the router's queue."""
-    if trace is None:
-        return
-    classes = trace.policy_class
-    if classes is None and not trace.priority.any() and not trace.strict_priority.any():
-        return
-    codes = np.array([router.profile.code(None if classes is None else classes[i]) for i in range(len(trace))],
-                     np.int32)
-    cluster.set_ranks(trace.priority.astype(np.int64), trace.strict_priority.astype(np.int64), codes)
-
-
-def _run(workload: Workload, args: MockEngineArgs, workers: int, concurrency: int | None, cap_ms: float | None,
-         routing: _Routing, progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
+def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
+         progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
     began = time.perf_counter()
     n = len(workload)
-    real = args.enable_prefix_caching and (workload.planned or force_tokens)
+    real = pools.args.enable_prefix_caching and (workload.planned or force_tokens)
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
-    collector = Collector(n)
-    router = _router(routing, args, workers, real)
-    cluster = Cluster(
-        _engines(args, workers, real, router is not None), collector, workload.arrival, workload.prompt,
-        workload.limit, None if real else workload.make_paths(args.block_size), workload.tokens if real else None,
-        router, math.inf if cap_ms is None else cap_ms, workers == 1, fast)
-    if router is not None:
-        _set_ranks(cluster, router, workload.trace)
-    if concurrency is None and workload.session is None and router is None:
+    cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast)
+    if concurrency is None and workload.session is None and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
-        for worker in range(workers):
+        for worker in range(pools.workers):
             while not cluster.run_lane(worker, SLICE_PASSES):
                 if progress is not None:
                     progress(cluster.ended, n, cluster.last_timestamp())
@@ -165,27 +102,33 @@ def _run(workload: Workload, args: MockEngineArgs, workers: int, concurrency: in
     cluster.flush()
     if progress is not None:
         progress(cluster.ended, n, cluster.last_timestamp())
-    return _Run(cluster, workload, args, workers, (time.perf_counter() - began) * 1000.0)
+    return _Run(cluster, workload, pools, (time.perf_counter() - began) * 1000.0)
 
 
 def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
-    arrived = ~np.isnan(run.cluster.arrival_of)
+    cluster, pools = run.cluster, run.pools
+    arrived = ~np.isnan(cluster.arrival_of)
     pick: Any = slice(None) if arrived.all() else arrived
-    c, w = run.cluster.collector.columns, run.workload
+    c, w = run.admissions(), run.workload
     columns = Columns(
-        arrival=run.cluster.arrival_of[pick], first_admit=c["first_admit_ms"][pick],
+        arrival=cluster.arrival_of[pick], first_admit=c["first_admit_ms"][pick],
         first_token=c["first_token_ms"][pick], second_gap=c["ttst_ms"][pick], last_token=c["last_token_ms"][pick],
         input_length=w.prompt[pick], output_length=w.limit[pick], output_tokens=c["output_tokens"][pick],
         reused=c["reused_input_tokens"][pick], first_reused=c["first_reused_input_tokens"][pick],
         terminal=c["terminal"][pick])
-    gaps, rates = run.cluster.collector.gap_statistics()
-    seconds = None if run.workers == 1 else run.workers * run.cluster.last_timestamp() / 1000.0
-    report = assemble_report(columns, gaps, rates, sla=sla, decode_worker_seconds=seconds,
-                             decode_gpus=run.args.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms, compat=compat)
+    gaps, rates = cluster.collector.gap_statistics()
+    seconds = cluster.last_timestamp() / 1000.0
+    prefill = pools.prefill_args
+    report = assemble_report(
+        columns, gaps, rates, sla=sla,
+        decode_worker_seconds=None if run.alone else pools.workers * seconds,
+        prefill_worker_seconds=pools.prefill_workers * seconds, decode_gpus=pools.args.aic_gpus_per_worker(),
+        prefill_gpus=0 if prefill is None else prefill.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms,
+        compat=compat)
     if compat is None:
-        report["clamped_requests"] = run.cluster.clamped
-        if run.cluster.stalled:
-            report["stalled"] = [_stuck(run, *entry) for entry in run.cluster.unfinished()]
+        report["clamped_requests"] = cluster.clamped
+        if cluster.stalled:
+            report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
         if w.trace is not None and len(w.trace.clamped):
             report["shortened_prompts"] = len(w.trace.clamped)
     return report
@@ -194,7 +137,7 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
 def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: int, preemptions: int) -> Report:
     """What the report says of a request that no pass can bring on any more."""
     entry: Report = {"row": row, "worker": worker, "known_tokens": known, "computed_tokens": computed,
-                     "preemptions": preemptions, "waits_for": WAITS_FOR[status]}
+                     "preemptions": preemptions, "waits_for": WAITS_FOR.get(status, "its hand-off")}
     trace = run.workload.trace
     if trace is not None and trace.request_ids is not None:
         entry["request_id"] = trace.request_ids[row]
@@ -204,7 +147,7 @@ def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: 
 def _columns(run: _Run) -> dict[str, NDArray[Any]]:
     """Per-request columns in trace order, of the requests that arrived."""
     rows = np.flatnonzero(~np.isnan(run.cluster.arrival_of))
-    c, w = run.cluster.collector.columns, run.workload
+    c, w = run.admissions(), run.workload
     arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"][rows], c["last_token_ms"][rows]
     tokens = c["output_tokens"][rows]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -214,7 +157,7 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
     trace = w.trace
     if trace is not None and trace.request_ids is not None:
         out["request_id"] = np.array(trace.request_ids, object)[rows]
-    if trace is not None and (w.session is not None or trace.session_ids is not None) and run.workers > 1:
+    if trace is not None and (w.session is not None or trace.session_ids is not None) and not run.alone:
         names = trace.session_ids
         out["session_id"] = np.array(names if names is not None else [f"session_{s}" for s in range(
             int(trace.session.max()) + 1)], object)[trace.session[rows]]
@@ -224,9 +167,30 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
         ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"][rows],
         e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
         output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"][rows],
-        prefill_worker_idx=none, decode_worker_idx=run.cluster.worker_of[rows] if run.workers > 1 else none,
-        terminal_status=np.array(TERMINAL_NAMES, object)[c["terminal"][rows]])
+        prefill_worker_idx=none, decode_worker_idx=none if run.alone else run.cluster.worker_of[rows])
+    if isinstance(run.cluster, DisaggCluster):
+        out.update(_handoff_columns(run.cluster, rows))
+    out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"][rows]]
     return out
+
+
+def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What disaggregation adds; NaN and -1 where a request did not get so far."""
+    prefill, decode = cluster.prefill_collector.columns, cluster.collector.columns
+    details = {name: column[rows] for name, column in cluster.details.items()}
+    admitted = ~np.isnan(prefill["first_admit_ms"][rows])
+    reserved = ~np.isnan(decode["first_admit_ms"][rows])
+    return {
+        "prefill_worker_idx": details["prefill_worker_idx"],
+        "reused_input_tokens": np.where(admitted, prefill["reused_input_tokens"][rows],
+                                        decode["reused_input_tokens"][rows]),
+        "prefill_admit_ms": prefill["first_admit_ms"][rows], "source_held_ms": details["source_held_ms"],
+        "destination_reserved_ms": details["destination_reserved_ms"],
+        "destination_activated_ms": details["destination_activated_ms"],
+        "decode_admit_ms": decode["first_admit_ms"][rows], "source_released_ms": details["source_released_ms"],
+        "decode_reused_input_tokens": np.where(reserved, decode["reused_input_tokens"][rows], -1),
+        "prefill_route_overlap_tokens": details["prefill_route_overlap_tokens"],
+        "decode_route_overlap_tokens": details["decode_route_overlap_tokens"]}
 
 
 def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, block_size: int | None,
@@ -243,11 +207,33 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, bl
     return Trace.load(files[0], trace_format, 512 if block_size is None else block_size, on_short)
 
 
+def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode: MockEngineArgs | None, workers: int,
+           prefill_workers: int, decode_workers: int) -> Pools:
+    """One pool, or two; refuses arguments of both."""
+    for name, args in (("extra_engine_args", extra), ("prefill_engine_args", prefill), ("decode_engine_args", decode)):
+        if args is not None and not isinstance(args, MockEngineArgs):
+            raise TypeError(f"{name} must be MockEngineArgs, got {type(args).__name__}")
+    if extra is not None and (prefill is not None or decode is not None):
+        raise ValueError("extra_engine_args cannot be combined with prefill_engine_args/decode_engine_args")
+    if (prefill is None) != (decode is None):
+        raise ValueError("prefill_engine_args and decode_engine_args must be provided together")
+    if prefill is None or decode is None:
+        if prefill_workers != 1 or decode_workers != 1:
+            raise ValueError("num_prefill_workers and num_decode_workers are only used for disagg replay; use "
+                             "num_workers for aggregated replay")
+        return Pools(MockEngineArgs() if extra is None else extra, _integer("num_workers", workers, 1))
+    if workers != 1:
+        raise ValueError("num_workers is only used for aggregated replay; use num_prefill_workers and "
+                         "num_decode_workers for disagg replay")
+    return Pools(decode, _integer("num_decode_workers", decode_workers, 1), prefill,
+                 _integer("num_prefill_workers", prefill_workers, 1))
+
+
 def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
               extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
               decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
-              routing: _Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
+              routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, fast: bool = True,
               force_tokens: bool = False) -> tuple[_Run, Report]:
@@ -255,22 +241,14 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
         raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
-    _refuse(prefill_engine_args=(prefill_engine_args, (None,)), decode_engine_args=(decode_engine_args, (None,)),
-            aic_perf_config=(aic_perf_config, (None,)),
-            replay_mode=(replay_mode, ("offline",)))
-    if num_prefill_workers != 1 or num_decode_workers != 1:
-        raise ValueError("num_prefill_workers and num_decode_workers are only used for disagg replay; use num_workers "
-                         "for aggregated replay")
-    workers = _integer("num_workers", num_workers, 1)
-    if routing.mode == "kv_router" and workers == 1:
-        raise ValueError("offline replay only supports router_mode=kv_router when num_workers > 1")
+    _refuse(aic_perf_config=(aic_perf_config, (None,)), replay_mode=(replay_mode, ("offline",)))
+    pools = _pools(extra_engine_args, prefill_engine_args, decode_engine_args, num_workers, num_prefill_workers,
+                   num_decode_workers)
     concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
     if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
         raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
-    args = MockEngineArgs() if extra_engine_args is None else extra_engine_args
-    if not isinstance(args, MockEngineArgs):
-        raise TypeError(f"extra_engine_args must be MockEngineArgs, got {type(args).__name__}")
-    _check(args, workers, concurrency)
+    args = pools.args
+    pools.check(concurrency is not None, routing.mode)
     closed = concurrency is not None
     speedup = float(arrival_speedup_ratio)
     if isinstance(workload, SyntheticSpec):
@@ -278,7 +256,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, args, workers, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens)
+    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens)
     return run, _report(run, sla, compat)
 
 
@@ -352,7 +330,7 @@ replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, p
     """
     files = [trace_files] if isinstance(trace_files, (str, os.PathLike)) else list(trace_files)
     _refuse(planner_config=(planner_config, (None,)))
-    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
+    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         files, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
         decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
@@ -404,7 +382,7 @@ compat, progress
         A bad argument.
     """
     _refuse(planner_config=(planner_config, (None,)))
-    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
+    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     spec = SyntheticSpec(input_tokens, output_tokens, request_count, arrival_interval_ms, turns_per_session,
                          shared_prefix_ratio, num_prefix_groups, inter_turn_delay_ms)
     return _simulate(
@@ -451,7 +429,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     ValueError, OSError
         As `run_trace_replay`.
     """
-    routing = _Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
+    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
         decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
@@ -461,6 +439,6 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
         force_tokens=_real_tokens)
-    meta = {"mocker_version": __version__, "engine_args": run.args.to_json(), "num_workers": run.workers,
+    meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
     return Simulation(report, _columns(run), meta)

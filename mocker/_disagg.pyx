@@ -1,0 +1,612 @@
+# cython: language_level=3
+"""Disaggregated prefill and decode: two pools of workers and a hand-off for each request.
+
+Answers to `replay/offline/disagg.rs` and `common/handoff.rs`. vLLM computes the prompt first and then looks for a
+decode worker; SGLang reserves its place in the decode pool first. In both the prompt's blocks stay held on the prefill
+worker until the decode worker has them. Nobody changes a worker in the middle of a pass: what a hand-off does to a
+busy one waits for the pass to end. At one timestamp passes end first, then transfers, then requests arrive, then
+hand-offs take their steps in order, then prefill workers and decode workers start passes.
+
+Decode workers are the `Cluster`'s workers 0 to D - 1, prefill workers come after them. Costs: O(workers) a timestamp
+and O(log n) an event.
+"""
+from libc.math cimport isnan
+from libc.stdlib cimport calloc, free
+from libc.string cimport memmove
+
+import numpy as np
+
+from mocker._cluster cimport KIND_RULES, KIND_SGLANG, Cluster, View, heap_pop, heap_push
+from mocker._collect cimport Collector
+from mocker._common cimport (
+    END_CANCELED, END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint32_t)
+from mocker._core cimport Core
+from mocker._engine cimport EngineCore
+from mocker._handoff cimport (
+    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
+from mocker._kv cimport Pool
+from mocker._requests cimport core_enqueue, core_new
+from mocker._router cimport (
+    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_cancel, router_completed,
+    router_drain, router_events, router_prefill_completed)
+from mocker._sglang cimport (
+    SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_new, sgl_release_source, sgl_reserve, sgl_retry)
+from mocker._sglang_engine cimport SglangEngine
+
+cdef enum:
+    IDLE_LIMIT = 100000            # passes in a row without time, token or ending before the replay counts as stuck
+
+cdef enum Step:                    # what a hand-off does next
+    SUBMIT_PREFILL = 0
+    RESERVE_DESTINATION = 1
+    START_TRANSFER = 2
+    ACTIVATE_DESTINATION = 3
+    RELEASE_SOURCE = 4
+    CANCEL_SOURCE = 5
+    CANCEL_DESTINATION = 6
+    COMPLETE = 7
+    STEPS = 8
+
+cdef enum Mark:                    # what has happened to a request
+    SUBMIT_ISSUED = 1
+    SOURCE_HELD = 2
+    RESERVE_ISSUED = 4
+    RESERVED = 8
+    TRANSFER_ISSUED = 16
+    CANCELING = 32
+    SOURCE_CLEAN = 64
+    DESTINATION_CLEAN = 128
+    PREFILL_ROUTED = 256           # its prefill router counts it
+    DECODE_ROUTED = 512
+    SOURCE_ALIVE = 1024            # its slot on the prefill worker is its own
+
+
+cdef struct Steps:                 # a queue of row * STEPS + step
+    int64_t* items
+    int64_t head
+    int64_t used                   # items are [head, used)
+    int64_t cap
+
+
+cdef bint steps_push(Steps* q, int64_t item) noexcept nogil:
+    cdef void* moved
+    if q.used == q.cap and q.head > q.cap // 2:
+        memmove(q.items, q.items + q.head, (q.used - q.head) * sizeof(int64_t))
+        q.used -= q.head
+        q.head = 0
+    moved = grown(q.items, &q.cap, q.used + 1, sizeof(int64_t))
+    if moved == NULL:
+        return False
+    q.items = <int64_t*>moved
+    q.items[q.used] = item
+    q.used += 1
+    return True
+
+
+cdef class DisaggCluster(Cluster):
+    """A disaggregated replay under way; arguments as of `Cluster`, the decode workers before the prefill workers.
+
+    `split` comes before anything else, `set_sessions` and `run_coupled` after it.
+    """
+
+    cdef readonly Collector prefill_collector   # what the prefill workers did
+    cdef readonly object details         # dict of arrays by row, see `split`
+    cdef RouterCore prefill_router
+    cdef RouterCore decode_router
+    cdef Router* routes[2]               # of the prefill pool and of the decode pool; NULL: in turn
+    cdef int64_t turns[2]                # round robin: whose turn it is
+    cdef int64_t n_prefill
+    cdef double kv_bytes                 # of a token; NaN: transfers take no time
+    cdef double bandwidth                # GB/s; NaN: the same
+    cdef bint full_prompt                # all of the prompt is sent, not only what the decode worker misses
+    cdef bint source_first
+    cdef int32_t[::1] marks              # [n] set of Mark
+    cdef int32_t[::1] source_slot        # [n] slot on the prefill worker
+    cdef int32_t[::1] slot               # [n] slot on the decode worker
+    cdef int32_t[::1] source             # [n] prefill worker, NIL until assigned
+    cdef int64_t[::1] missing            # [n] tokens that the decode worker misses
+    cdef double[::1] held_ms
+    cdef double[::1] reserved_ms
+    cdef double[::1] activated_ms
+    cdef double[::1] released_ms
+    cdef int64_t[::1] prefill_overlap
+    cdef int64_t[::1] decode_overlap
+    cdef Steps pending
+    cdef Steps* deferred                 # [workers] steps that wait for the worker's pass to end
+
+    def split(self, *, int64_t decode_workers, Collector prefill_collector, RouterCore prefill_router,
+              RouterCore decode_router, double kv_bytes, double bandwidth, bint full_prompt):
+        """Say which workers are which, and how prompts travel.
+
+        Parameters
+        ----------
+        decode_workers : int
+            The first so many workers decode.
+        prefill_collector : Collector
+            A row per request, for admissions to the prefill pool.
+        prefill_router, decode_router : RouterCore or None
+            Who chooses the workers of each pool; None: each in turn.
+        kv_bytes, bandwidth : float
+            Bytes of a token's cache, and GB/s; NaN for transfers in no time.
+        full_prompt : bool
+            Send the whole prompt, or only what the decode worker has not cached.
+
+        Notes
+        -----
+        `details` has, by row: `prefill_worker_idx` (int32, -1: none), `source_held_ms`, `destination_reserved_ms`,
+        `destination_activated_ms`, `source_released_ms` (float64, NaN: never), `prefill_route_overlap_tokens`,
+        `decode_route_overlap_tokens` (int64, -1: never routed).
+        """
+        cdef int64_t n = self.n, w
+        if self.kind == KIND_RULES or self.paths is None:
+            raise ValueError("disaggregation takes engines of trace segments, without scheduler rules")
+        self.counted, self.n_prefill = decode_workers, self.workers - decode_workers
+        self.prefill_collector = prefill_collector
+        self.prefill_router, self.decode_router = prefill_router, decode_router
+        if prefill_router is not None:
+            self.routes[0] = &prefill_router.r
+        if decode_router is not None:
+            self.routes[1] = &decode_router.r
+        self.kv_bytes, self.bandwidth, self.full_prompt = kv_bytes, bandwidth, full_prompt
+        self.source_first = self.kind != KIND_SGLANG
+        self.deferred = <Steps*>calloc(self.workers, sizeof(Steps))
+        if self.deferred == NULL:
+            raise MemoryError
+        for w in range(decode_workers, self.workers):
+            if self.kind == KIND_SGLANG:
+                (<SglangEngine>self.engines[w]).collect(prefill_collector)
+            else:
+                (<EngineCore>self.engines[w]).c.rows = &prefill_collector.rows
+                (<EngineCore>self.engines[w]).c.gaps = &prefill_collector.gaps
+        self.marks, self.missing = np.zeros(n, np.int32), np.zeros(n, np.int64)
+        self.source_slot, self.slot = np.full(n, NIL, np.int32), np.full(n, NIL, np.int32)
+        self.details = {
+            "prefill_worker_idx": np.full(n, NIL, np.int32), "source_held_ms": np.full(n, np.nan),
+            "destination_reserved_ms": np.full(n, np.nan), "destination_activated_ms": np.full(n, np.nan),
+            "source_released_ms": np.full(n, np.nan), "prefill_route_overlap_tokens": np.full(n, NIL, np.int64),
+            "decode_route_overlap_tokens": np.full(n, NIL, np.int64)}
+        d = self.details
+        self.source, self.held_ms, self.reserved_ms = (
+            d["prefill_worker_idx"], d["source_held_ms"], d["destination_reserved_ms"])
+        self.activated_ms, self.released_ms = d["destination_activated_ms"], d["source_released_ms"]
+        self.prefill_overlap, self.decode_overlap = (
+            d["prefill_route_overlap_tokens"], d["decode_route_overlap_tokens"])
+
+    def __dealloc__(self):
+        cdef int64_t w
+        free(self.pending.items)
+        if self.deferred != NULL:
+            for w in range(self.workers):
+                free(self.deferred[w].items)
+        free(self.deferred)
+
+    def raise_errors(self):
+        """Turn an error of an engine, a router or a collector into an exception."""
+        Cluster.raise_errors(self)
+        for router in (self.prefill_router, self.decode_router):
+            if router is not None:
+                (<RouterCore>router).raise_error()
+
+    # -- steps of a hand-off -----------------------------------------------------------------------------------------
+
+    cdef bint issue(self, int64_t row, int step) noexcept nogil:
+        return steps_push(&self.pending, row * STEPS + step)
+
+    cdef bint defer(self, int64_t row, int step, int64_t worker) noexcept nogil:
+        return steps_push(&self.deferred[worker], row * STEPS + step)
+
+    cdef bint dispatch(self, int64_t row, double now) noexcept nogil:
+        """A request arrives: its hand-off begins."""
+        return self.advance(row)
+
+    cdef bint advance(self, int64_t row) noexcept nogil:
+        """Issue the step that is due after what is known of a request."""
+        cdef int32_t* m = &self.marks[row]
+        cdef bint source = m[0] & SOURCE_HELD, destination = m[0] & RESERVED
+        if m[0] & CANCELING:
+            return True
+        if not m[0] & SUBMIT_ISSUED and (self.source_first or destination):
+            m[0] |= SUBMIT_ISSUED
+            return self.issue(row, SUBMIT_PREFILL)
+        if not m[0] & RESERVE_ISSUED and (source or not self.source_first):
+            m[0] |= RESERVE_ISSUED
+            return self.issue(row, RESERVE_DESTINATION)
+        if source and destination and not m[0] & TRANSFER_ISSUED:
+            m[0] |= TRANSFER_ISSUED
+            return self.issue(row, START_TRANSFER)
+        return True
+
+    cdef bint fail(self, int64_t row, int terminal) noexcept nogil:
+        """A request cannot go on: undo what was done for it."""
+        cdef int32_t* m = &self.marks[row]
+        if self.collector.rows.terminal[row] == END_NONE:
+            self.collector.rows.terminal[row] = <signed char>terminal
+        if m[0] & CANCELING:
+            return True
+        m[0] |= CANCELING
+        if m[0] & SUBMIT_ISSUED and not self.issue(row, CANCEL_SOURCE):
+            return False
+        if m[0] & RESERVE_ISSUED and not self.issue(row, CANCEL_DESTINATION):
+            return False
+        return True
+
+    cdef bint cleaned(self, int64_t row, int mark) noexcept nogil:
+        """One half of a hand-off is undone."""
+        cdef int32_t* m = &self.marks[row]
+        m[0] |= mark
+        if ((m[0] & SUBMIT_ISSUED and not m[0] & SOURCE_CLEAN)
+                or (m[0] & RESERVE_ISSUED and not m[0] & DESTINATION_CLEAN)):
+            return True
+        return self.issue(row, COMPLETE)
+
+    cdef bint drive(self, bint* changed) noexcept nogil:
+        """Take all steps that are due, in order."""
+        cdef int64_t item
+        while self.pending.head < self.pending.used:
+            item = self.pending.items[self.pending.head]
+            self.pending.head += 1
+            if self.pending.head == self.pending.used:
+                self.pending.head = self.pending.used = 0
+            if not self.take_step(item // STEPS, <int>(item % STEPS), changed):
+                return False
+        return True
+
+    cdef bint take_step(self, int64_t row, int step, bint* changed) noexcept nogil:
+        cdef int64_t worker
+        cdef double delay
+        if step == SUBMIT_PREFILL or step == RESERVE_DESTINATION:
+            changed[0] = True
+            return self.route_to(row, step)
+        if step == START_TRANSFER:
+            changed[0] = True
+            delay = 0.0
+            if not isnan(self.kv_bytes) and not isnan(self.bandwidth) and self.bandwidth > 0.0:
+                delay = (<double>(self.prompt[row] if self.full_prompt else self.missing[row]) * self.kv_bytes
+                         / (self.bandwidth * 1e9) * 1000.0)
+            if delay > 0.0:
+                self.sequence += 1
+                return heap_push(&self.events, self.now + delay, self.sequence, self.workers + row)
+            return self.issue(row, ACTIVATE_DESTINATION)
+        if step == COMPLETE:
+            changed[0] = True
+            return self.complete(row)
+        worker = self.worker[row]
+        if step == RELEASE_SOURCE or step == CANCEL_SOURCE:
+            worker = NIL if self.source[row] == NIL else self.counted + self.source[row]
+        if worker == NIL:                      # it never got there
+            changed[0] = True
+            if not self.leave_router(row, 0 if step == CANCEL_SOURCE else 1):
+                return False
+            return self.cleaned(row, SOURCE_CLEAN if step == CANCEL_SOURCE else DESTINATION_CLEAN)
+        if self.busy[worker]:
+            return self.defer(row, step, worker)
+        changed[0] = True
+        if step == ACTIVATE_DESTINATION:
+            if self.kind == KIND_SGLANG:
+                sgl_activate(<SglangCore*>self.cores[worker], self.slot[row])
+            else:
+                handoff_activate(<Core*>self.cores[worker], self.slot[row])
+            self.activated_ms[row] = self.now
+            return self.issue(row, RELEASE_SOURCE) and self.capacity(worker)
+        if step == CANCEL_DESTINATION:
+            if self.kind == KIND_SGLANG:
+                sgl_drop(<SglangCore*>self.cores[worker], self.slot[row])
+            else:
+                handoff_withdraw(<Core*>self.cores[worker], self.slot[row])
+            return self.cleaned(row, DESTINATION_CLEAN) and self.capacity(worker)
+        if self.marks[row] & SOURCE_ALIVE:
+            if self.kind == KIND_SGLANG:
+                sgl_release_source(<SglangCore*>self.cores[worker], self.source_slot[row])
+            else:
+                handoff_release_source(<Core*>self.cores[worker], self.source_slot[row])
+            self.marks[row] &= ~SOURCE_ALIVE
+            self.tell(worker)
+        if step == RELEASE_SOURCE:
+            self.released_ms[row] = self.now
+            return self.issue(row, COMPLETE)
+        return self.cleaned(row, SOURCE_CLEAN)
+
+    cdef bint capacity(self, int64_t worker) noexcept nogil:
+        """Something changed on an idle decode worker: look at it, and reserve for who waits there."""
+        self.look(worker)
+        return self.reserved(self.retry(worker))
+
+    cdef int64_t retry(self, int64_t worker) noexcept nogil:
+        """Row of the destination that got its reservation, or NIL."""
+        cdef SglangCore* g
+        cdef Core* c
+        cdef int32_t slot
+        cdef int64_t row
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            slot = sgl_retry(g)
+            if slot == NIL:
+                return NIL
+            row = g.req[slot].id
+            self.missing[row] = g.req[slot].transferable
+            return row
+        c = <Core*>self.cores[worker]
+        slot = handoff_retry(c)
+        if slot == NIL:
+            return NIL
+        row = c.req[slot].id
+        self.missing[row] = (c.req[slot].full + c.req[slot].partial - c.req[slot].pinned) * c.block_size
+        return row
+
+    cdef bint reserved(self, int64_t row) noexcept nogil:
+        """A destination (or NIL: none) has its reservation."""
+        if row == NIL:
+            return True
+        self.marks[row] |= RESERVED
+        self.reserved_ms[row] = self.now
+        return self.advance(row)
+
+    cdef bint complete(self, int64_t row) noexcept nogil:
+        """A hand-off is over."""
+        if not self.marks[row] & CANCELING:
+            return self.leave_router(row, 0)
+        if self.collector.rows.terminal[row] == END_NONE:
+            self.collector.rows.terminal[row] = END_CANCELED
+        if not self.leave_router(row, 0) or not self.leave_router(row, 1):
+            return False
+        self.ended += 1
+        return self.turn_ended(row, self.now)
+
+    # -- routing ----------------------------------------------------------------------------------------------------
+
+    cdef bint route_to(self, int64_t row, int step) noexcept nogil:
+        """Choose a worker of the pool that the step is for; the router may keep the request."""
+        cdef int pool = 0 if step == SUBMIT_PREFILL else 1
+        cdef Router* route = self.routes[pool]
+        cdef int64_t size = self.n_prefill if pool == 0 else self.counted
+        cdef int32_t worker
+        if route == NULL:
+            worker = <int32_t>(self.turns[pool] % size)
+            self.turns[pool] = worker + 1
+            return self.assign(row, pool, worker, 0)
+        if self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // route.block_size)) != 0:
+            return False
+        self.marks[row] |= PREFILL_ROUTED if pool == 0 else DECODE_ROUTED
+        worker = router_arrival(route, row, &self.scratch, self.prompt[row], self.priority[row] if self.ranked else 0,
+                                <uint32_t>self.strict[row] if self.ranked else 0,
+                                self.policy[row] if self.ranked else 0, self.now)
+        if worker == ROUTED_LATER:
+            return True
+        if worker == ROUTED_NEVER:             # the reference gives up the whole replay here
+            self.marks[row] &= ~(PREFILL_ROUTED if pool == 0 else DECODE_ROUTED)
+            return self.fail(row, END_REJECTED)
+        if worker == ROUTED_ERROR:
+            self.failed = True
+            return True
+        return self.assign(row, pool, worker, route.last_overlap)
+
+    cdef bint drain(self, int pool) noexcept nogil:
+        """Assign what a router lets go, now that loads have changed."""
+        cdef Router* route = self.routes[pool]
+        cdef int64_t i, n
+        if route == NULL or route.queued == 0:
+            return True
+        n = router_drain(route, self.now)
+        for i in range(n):
+            if not self.assign(route.placed[i].row, pool, route.placed[i].worker, route.placed[i].overlap):
+                return False
+        return True
+
+    cdef bint leave_router(self, int64_t row, int pool) noexcept nogil:
+        """A request does not load a pool any more, as far as its router knows."""
+        cdef int mark = PREFILL_ROUTED if pool == 0 else DECODE_ROUTED
+        if not self.marks[row] & mark:
+            return True
+        self.marks[row] &= ~mark
+        if router_cancel(self.routes[pool], row):
+            return True
+        router_completed(self.routes[pool], row, self.now)
+        return self.drain(pool)
+
+    cdef bint assign(self, int64_t row, int pool, int32_t worker, int64_t overlap) noexcept nogil:
+        """Hand a request to a worker of a pool, as a source or as a destination."""
+        cdef int64_t tokens = 0
+        if self.routes[pool] != NULL:
+            tokens = min(overlap * self.routes[pool].block_size, self.prompt[row])
+        if pool == 0:
+            if self.prefill_overlap[row] == NIL:
+                self.prefill_overlap[row] = tokens
+            return self.submit_source(row, worker)
+        if self.decode_overlap[row] == NIL:
+            self.decode_overlap[row] = tokens
+        return self.reserve(row, worker)
+
+    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil:
+        """A slot for a request that is not queued yet; NIL if memory is short."""
+        cdef Core* c
+        cdef SglangCore* g
+        cdef int32_t slot
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            slot = sgl_new(g, row, self.prompt[row], limit)
+            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
+                return NIL
+            g.req[slot].own_key = g.next_own_key
+            g.next_own_key += 1
+            return slot
+        c = <Core*>self.cores[worker]
+        slot = core_new(c, row, self.prompt[row], limit)
+        if slot == NIL:
+            return NIL
+        if c.caching:
+            if self.paths.fill(&c.req[slot].path, row, c.req[slot].full) != 0:
+                return NIL
+            c.req[slot].own_key = c.next_own_key
+            c.next_own_key += 1
+        return slot
+
+    cdef bint submit_source(self, int64_t row, int32_t worker) noexcept nogil:
+        cdef int64_t w = self.counted + worker
+        cdef int32_t slot = self.form(row, w, 1)
+        if slot == NIL:
+            return False
+        if self.kind == KIND_SGLANG:
+            sgl_enqueue_source(<SglangCore*>self.cores[w], slot, row)
+        else:
+            (<Core*>self.cores[w]).req[slot].source = 1
+            core_enqueue(<Core*>self.cores[w], slot, NIL)
+        self.source[row], self.source_slot[row] = worker, slot
+        self.marks[row] |= SOURCE_ALIVE
+        self.look(w)
+        return True
+
+    cdef bint reserve(self, int64_t row, int32_t worker) noexcept nogil:
+        cdef int32_t slot = self.form(row, worker, self.limit[row])
+        cdef bint fits
+        if slot == NIL:
+            return False
+        if self.kind == KIND_SGLANG:
+            fits = sgl_reserve(<SglangCore*>self.cores[worker], slot, row)
+        else:
+            fits = handoff_reserve(<Core*>self.cores[worker], slot)
+        if not fits:
+            return self.fail(row, END_FAILED)
+        self.slot[row], self.worker[row] = slot, worker
+        if self.busy[worker]:
+            return True
+        return self.reserved(self.retry(worker))
+
+    # -- passes -----------------------------------------------------------------------------------------------------
+
+    cdef void tell(self, int64_t worker) noexcept nogil:
+        """A prefill worker's KV events, to the router."""
+        cdef SglangCore* g
+        cdef Pool log
+        if worker < self.counted or self.routes[0] == NULL:
+            return
+        if self.kind != KIND_SGLANG:
+            router_events(self.routes[0], <int32_t>(worker - self.counted), &(<Core*>self.cores[worker]).pool)
+            return
+        g = <SglangCore*>self.cores[worker]
+        log.events, log.pieces = g.events, g.pieces
+        log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
+        router_events(self.routes[0], <int32_t>(worker - self.counted), &log)
+        g.events_used = g.pieces_used = 0
+
+    cdef bint pass_ended(self, int64_t worker) noexcept nogil:
+        """What a pass did becomes known."""
+        cdef View* v = &self.views[worker]
+        cdef int64_t i, row, n
+        cdef int64_t* held
+        cdef int terminal
+        if worker < self.counted:
+            row = self.retry(worker)
+            for i in range(v.ended_used):
+                self.marks[v.ended[i]] &= ~DECODE_ROUTED
+                if self.routes[1] != NULL:
+                    router_completed(self.routes[1], v.ended[i], self.now)
+                self.ended += 1
+                if not self.turn_ended(v.ended[i], self.now) or not self.drain(1):
+                    return False
+            return self.reserved(row)
+        self.tell(worker)
+        for i in range(v.ended_used):
+            row = v.ended[i]
+            terminal = self.prefill_collector.rows.terminal[row]
+            if terminal != END_COMPLETED:
+                self.marks[row] &= ~SOURCE_ALIVE
+                if not self.fail(row, terminal):
+                    return False
+            elif self.routes[0] != NULL:
+                router_prefill_completed(self.routes[0], row, self.now)
+                if not self.drain(0):
+                    return False
+        if self.kind == KIND_SGLANG:
+            held, n = (<SglangCore*>self.cores[worker]).held, (<SglangCore*>self.cores[worker]).held_used
+        else:
+            held, n = (<Core*>self.cores[worker]).held, (<Core*>self.cores[worker]).held_used
+        for i in range(n):
+            self.marks[held[i]] |= SOURCE_HELD
+            self.held_ms[held[i]] = self.now
+            if not self.advance(held[i]):
+                return False
+        return True
+
+    cdef bint wake(self, int64_t worker) noexcept nogil:
+        """A pass has ended: the steps that waited for it are due."""
+        cdef Steps* q = &self.deferred[worker]
+        cdef int64_t i
+        for i in range(q.head, q.used):
+            if not steps_push(&self.pending, q.items[i]):
+                return False
+        q.head = q.used = 0
+        return True
+
+    cdef bint passes(self, int64_t first, int64_t last, int64_t* done, bint* changed) noexcept nogil:
+        """Start the passes of the idle workers of a pool."""
+        cdef int64_t worker = first
+        cdef View* v
+        cdef bint news
+        while worker < last and not self.stalled:
+            v = &self.views[worker]
+            if self.busy[worker] or v.count == 0:
+                worker += 1
+                continue
+            self.run_pass(worker, self.now)
+            done[0] += 1
+            if v.error or self.failed:
+                return True
+            news = v.admitted > 0 or v.completed > 0 or v.made > 0 or v.worked
+            if worker >= self.counted and self.routes[0] != NULL and self.kind != KIND_SGLANG:
+                news = news or (<Core*>self.cores[worker]).pool.events_used > 0
+                self.tell(worker)
+            if worker < self.counted and v.end_ms > self.cap:
+                self.uncount(v)
+            if self.brought(v, self.now):
+                self.idle_passes = 0
+            else:
+                self.idle_passes += 1
+                self.stalled = self.idle_passes >= IDLE_LIMIT
+            if v.end_ms > self.now:
+                changed[0] = True
+                self.busy[worker] = 1
+                self.sequence += 1
+                if not heap_push(&self.events, v.end_ms, self.sequence, worker):
+                    return False
+                worker = first
+            elif news:
+                changed[0] = True
+                if not self.pass_ended(worker):
+                    return False
+                worker = first
+            else:
+                worker += 1
+        return True
+
+    cdef bint settle(self, int64_t* done) noexcept nogil:
+        """Everything that happens at `now`, until nothing does any more."""
+        cdef bint changed = True
+        cdef int64_t worker, before
+        while changed and not self.failed and not self.stalled:
+            changed = False
+            while (self.events.used > 0 and self.events.items[0].at == self.now
+                    and self.events.items[0].second < self.workers):
+                worker = heap_pop(&self.events).second
+                self.busy[worker] = 0
+                changed = True
+                if not self.wake(worker) or not self.pass_ended(worker):
+                    return False
+            while (self.events.used > 0 and self.events.items[0].at == self.now
+                    and self.events.items[0].second >= self.workers):
+                changed = True
+                if not self.issue(heap_pop(&self.events).second - self.workers, ACTIVATE_DESTINATION):
+                    return False
+            before = self.in_flight
+            if not self.arrivals(self.now):
+                return False
+            changed = changed or self.in_flight != before
+            if not self.drive(&changed):
+                return False
+            if not self.passes(self.counted, self.workers, done, &changed):
+                return False
+            if not self.passes(0, self.counted, done, &changed):
+                return False
+            for worker in range(self.workers):
+                if self.views[worker].error:
+                    return True
+        return True

@@ -1,0 +1,32 @@
+# Admission of an SGLang core; structures in _sglang.pxd. What passes reckon with is inline.
+from mocker._common cimport int64_t
+from mocker._sglang cimport SglangCore, SglRequest
+
+cdef enum:
+    LPM_LIMIT = 128                # waiting requests beyond which LPM leaves the queue as it is
+
+
+cdef inline int64_t clipped(SglangCore* c, SglRequest* r) noexcept nogil:
+    """Output tokens that admission reckons with."""
+    cdef int64_t rest = r.limit - r.gen
+    return rest if rest < c.clip else c.clip
+
+
+cdef inline int64_t paged(SglangCore* c, int64_t tokens) noexcept nogil:
+    return (tokens + c.page - 1) // c.page * c.page
+
+
+cdef inline int64_t extra_tokens(SglangCore* c) noexcept nogil:
+    """Tokens that running requests reserve beyond their slots; waiting ones hold whole pages."""
+    cdef int64_t i, n = 0
+    if c.page == 1:
+        return 0
+    for i in range(c.n_running):
+        n += c.req[c.running[i]].alloc - c.req[c.running[i]].computed
+    return n
+
+
+cdef void order_waiting(SglangCore* c) noexcept nogil
+cdef int hopeless(SglangCore* c, SglRequest* r) noexcept nogil
+cdef void note_admission(SglangCore* c, SglRequest* r, int64_t reused, double now) noexcept nogil
+cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil

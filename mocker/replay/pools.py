@@ -1,0 +1,208 @@
+"""What a replay runs on: engines, routers and the cluster around them, made of the arguments.
+
+One pool of workers, or a prefill and a decode pool. Answers to the reference's `replay/validate.rs` and the set-up in
+`replay/offline/{agg,disagg}.rs`.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._cluster import Cluster
+from .._collect import Collector
+from .._disagg import DisaggCluster
+from .._engine import EngineCore
+from .._router import RouterCore
+from .._rules_engine import RulesEngine
+from .._sglang_engine import SglangEngine
+from ..args import DEFAULT_SCHEDULER_RULES, MockEngineArgs
+from ..engine import engine_settings
+from ..router import KvAware, routing_policy
+from ..router_config import KvRouterConfig, decode_router_config, prefill_router_config, replay_router_config
+from ..rules import scheduler_options
+from ..sglang import sglang_settings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..trace import Trace
+    from ..workload import Workload
+
+Engines = list[EngineCore] | list[RulesEngine] | list[SglangEngine]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How requests get their workers."""
+
+    mode: Any = "round_robin"
+    config: KvRouterConfig | None = None
+    tie_break: str = "random"
+    seed: int = 0
+    model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tie_break not in ("random", "lowest"):
+            raise ValueError(f"router_tie_break must be 'random' or 'lowest', got {self.tie_break!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"router_seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
+        if self.model_name == "":
+            raise ValueError("model_name must not be empty; leave it out instead")
+        if self.config is not None and not isinstance(self.config, KvRouterConfig):
+            raise TypeError(f"router_config must be KvRouterConfig, got {type(self.config).__name__}")
+        if self.mode not in ("round_robin", "kv_router"):
+            routing_policy(self.mode)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Whose arguments and how many workers: those that decode, and before them in disaggregation those that prefill."""
+
+    args: MockEngineArgs
+    workers: int
+    prefill_args: MockEngineArgs | None = None
+    prefill_workers: int = 0
+
+    def check(self, closed_loop: bool, mode: Any) -> None:
+        """Refuse what no replay can run.
+
+        Raises
+        ------
+        ValueError
+            The engine arguments do not fit each other or the topology.
+        """
+        kind = "concurrency replay" if closed_loop else "trace replay"
+        if self.prefill_args is not None:
+            self._check_both(self.prefill_args, kind)
+            return
+        if mode == "kv_router" and self.workers == 1:
+            raise ValueError("offline replay only supports router_mode=kv_router when num_workers > 1")
+        if self.args.worker_type != "aggregated":
+            raise ValueError(f"{kind} only supports aggregated workers, got worker_type={self.args.worker_type!r}")
+        if self.args.dp_size != 1:
+            raise ValueError(f"{kind} only supports data_parallel_size=1, got dp_size={self.args.dp_size}")
+
+    def _check_both(self, prefill: MockEngineArgs, kind: str) -> None:
+        decode = self.args
+        if "trtllm" in (prefill.engine_type, decode.engine_type):
+            raise ValueError(f"{kind} disaggregation does not support TRT-LLM; use engine_type 'vllm' or 'sglang'")
+        for name in ("engine_type", "block_size"):
+            if getattr(prefill, name) != getattr(decode, name):
+                raise ValueError(f"{kind} disaggregation requires matching prefill/decode {name}, got "
+                                 f"{getattr(prefill, name)!r} and {getattr(decode, name)!r}")
+        for args, role in ((prefill, "prefill"), (decode, "decode")):
+            if args.worker_type != role:
+                raise ValueError(f"{kind} requires {role}_engine_args.worker_type={role!r}, got {args.worker_type!r}")
+            if args.dp_size != 1:
+                raise ValueError(f"{kind} only supports {role} data_parallel_size=1, got dp_size={args.dp_size}")
+
+
+def output_limits(args: MockEngineArgs, prompt: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens that each request may make: its own limit, or less by `max_model_len`; -1: its prompt is too long."""
+    if args.scheduler_rules == DEFAULT_SCHEDULER_RULES:
+        return limit
+    longest = scheduler_options(args).max_model_len
+    if longest is None:
+        return limit
+    return np.where(prompt >= longest, -1, np.minimum(limit, longest - prompt)).astype(np.int64)
+
+
+def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> Engines:
+    if args.engine_type == "sglang":
+        settings = sglang_settings(args)
+        return [SglangEngine(**settings, seed=(args.aic_mtp_seed + w) % 2**64, real_tokens=real_tokens, record=False,
+                             capture=events, worker_id=w) for w in range(workers)]
+    settings = engine_settings(args)
+    if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
+        options = scheduler_options(args)
+        ruled = [RulesEngine(**settings, seed=0, token_seed=w, real_tokens=real_tokens, record=False, capture=events,
+                             event_tokens=False, worker_id=w) for w in range(workers)]
+        for engine in ruled:
+            options.configure(engine)
+        return ruled
+    return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
+                       record=False, capture=events, event_tokens=False, worker_id=w) for w in range(workers)]
+
+
+def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bool, config: KvRouterConfig,
+            seed: int) -> RouterCore | None:
+    """The compiled router of one pool, or None for round robin."""
+    if choice.mode == "round_robin":
+        return None
+    policy = KvAware(config) if choice.mode == "kv_router" else routing_policy(choice.mode)
+    return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
+                       tie_break=choice.tie_break, seed=seed % 2**64, model_name=choice.model_name,
+                       skip_own=not real_tokens)
+
+
+def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None) -> None:
+    """Priorities and policy classes of a trace, for queues."""
+    if trace is None:
+        return
+    classes = trace.policy_class
+    if classes is None and not trace.priority.any() and not trace.strict_priority.any():
+        return
+    codes = np.zeros(len(trace), np.int32)
+    if router is not None:
+        codes[:] = [router.profile.code(None if classes is None else classes[i]) for i in range(len(trace))]
+    cluster.set_ranks(trace.priority.astype(np.int64), trace.strict_priority.astype(np.int64), codes)
+
+
+def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
+                 fast: bool) -> tuple[Cluster, bool]:
+    """The cluster of a replay, ready to run.
+
+    Returns
+    -------
+    cluster : Cluster
+    coupled : bool
+        Its arrivals or its routing depend on what happens in it, so that its workers cannot run one by one.
+
+    Raises
+    ------
+    ValueError
+        This workload cannot run on these pools.
+    """
+    args, prefill = pools.args, pools.prefill_args
+    collector = Collector(len(workload))
+    cap = math.inf if cap_ms is None else cap_ms
+    limit = output_limits(args, workload.prompt, workload.limit)
+    if prefill is not None:
+        return _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast), True
+    router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
+                     routing.seed)
+    cluster = Cluster(
+        _engines(args, pools.workers, real_tokens, router is not None), collector, workload.arrival, workload.prompt,
+        limit, None if real_tokens else workload.make_paths(args.block_size),
+        workload.tokens if real_tokens else None, router, cap, pools.workers == 1, fast)
+    if router is not None or args.vllm_scheduling_policy == "priority":
+        _set_ranks(cluster, router, workload.trace)
+    return cluster, router is not None
+
+
+def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
+               cap: float, real_tokens: bool, fast: bool) -> DisaggCluster:
+    if real_tokens:
+        raise ValueError("disaggregated replay does not support planned output tokens yet; leave output_token_ids out "
+                         "of the trace")
+    decode = pools.args
+    first = _router(routing, prefill, pools.prefill_workers, False, prefill_router_config(prefill, routing.config),
+                    routing.seed)
+    second = _router(routing, decode, pools.workers, False, decode_router_config(decode, routing.config),
+                     routing.seed + 1)
+    engines: list[Any] = [*_engines(decode, pools.workers, False, False),
+                          *_engines(prefill, pools.prefill_workers, False, first is not None)]
+    cluster = DisaggCluster(engines, collector, workload.arrival, workload.prompt, workload.limit,
+                            workload.make_paths(decode.block_size), None, None, cap, False, fast)
+    timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
+    cluster.split(
+        decode_workers=pools.workers, prefill_collector=Collector(len(workload)), prefill_router=first,
+        decode_router=second, kv_bytes=math.nan if timing[0] is None else float(timing[0]),
+        bandwidth=math.nan if timing[1] is None else timing[1],
+        full_prompt=prefill.kv_transfer_timing_mode == "full_prompt")
+    if first is not None:
+        _set_ranks(cluster, first, workload.trace)
+    return cluster
