@@ -87,8 +87,8 @@ cdef class Cluster:
     cdef bint fast
     cdef Lane* lanes
     # coupled loop
-    cdef Heap events                     # (end of pass, sequence, worker)
-    cdef int64_t sequence
+    cdef Heap events                     # (end of pass, when it began, worker + workers * round of passes then)
+    cdef int64_t sequence                # rounds of passes at this timestamp
     cdef uint8_t* busy
     cdef int64_t next_worker
     cdef Heap ready                      # (ready at, session, turn)
@@ -135,4 +135,6 @@ cdef class Cluster:
     cdef bint ended_rows(self, View* c, double now) noexcept nogil
     cdef bint coupled(self, int64_t passes) noexcept nogil
     cdef bint completions(self) noexcept nogil
+    cdef bint apart(self) noexcept nogil
+    cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil
     cdef bint settle(self, int64_t* done) noexcept nogil

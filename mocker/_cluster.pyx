@@ -46,6 +46,11 @@ cdef inline bint before(Pending* a, Pending* b) noexcept nogil:
     return a.second < b.second
 
 
+cdef inline int64_t order_of(double at) noexcept nogil:
+    """A number that orders as the time does (which is not negative)."""
+    return (<int64_t*>&at)[0]
+
+
 cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil:
     cdef int64_t i, up
     cdef Pending item
@@ -567,7 +572,7 @@ cdef class Cluster:
 
     cdef bint coupled(self, int64_t passes) noexcept nogil:
         cdef double at, other
-        cdef int64_t done = 0
+        cdef int64_t worker, done = 0
         if not self.started:
             self.started = True
             if not self.settle(&done):
@@ -584,6 +589,9 @@ cdef class Cluster:
                 self.finished = self.stalled = True
                 return True
             if at > self.cap:
+                for worker in range(self.workers):
+                    if self.busy[worker] and self.views[worker].last_start > self.now:
+                        self.now = self.views[worker].last_start
                 if self.single:
                     self.now = other if other < INFINITY else at
                     if not self.completions() or (self.limit_active == 0 and not self.arrivals(self.now)):
@@ -600,7 +608,7 @@ cdef class Cluster:
         """Passes that end now, in the order they began."""
         cdef int64_t worker
         while self.events.used > 0 and self.events.items[0].at == self.now:
-            worker = heap_pop(&self.events).second
+            worker = heap_pop(&self.events).second % self.workers
             self.busy[worker] = 0
             self.late_events(worker)
             if not self.ended_rows(&self.views[worker], self.now):
@@ -613,6 +621,7 @@ cdef class Cluster:
         cdef View* c
         cdef bint changed = True
         cdef double until
+        self.sequence = 0
         while changed:
             changed = self.events.used > 0 and self.events.items[0].at == self.now
             if not self.completions():
@@ -650,15 +659,52 @@ cdef class Cluster:
                     if not self.ended_rows(c, self.now):
                         return False
                     worker = 0                 # whoever is ready now, lowest number first
+                    self.sequence += 1
                     continue
-                if self.workers == 1 and c.steady and self.fast and c.ended_used == 0:
-                    until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
-                    c.end_ms = self.forward(worker, c.end_ms, until)
+                if self.fast and c.ended_used == 0:
+                    if self.workers > 1:
+                        if self.apart() and not self.ahead(worker, done):
+                            return True
+                    elif c.steady:
+                        until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
+                        c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
-                self.sequence += 1
-                if not heap_push(&self.events, c.end_ms, self.sequence, worker):
+                if not heap_push(&self.events, c.end_ms, order_of(c.last_start),
+                                 worker + self.workers * self.sequence):
                     return False
                 worker += 1
+            self.sequence += 1
+        return True
+
+    cdef bint apart(self) noexcept nogil:
+        """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
+        return (self.limit_active == 0 and self.sessions == self.n and (self.route == NULL or self.route.queued == 0)
+                and not (self.kind == KIND_RULES and self.rules[0].rules & RULE_LATE))
+
+    cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
+        """Go on with a worker alone until the next arrival, or until a request ends or makes its first token.
+
+        False after an error. The KV events of the passes are told early, but nobody asks for them before the arrival.
+        """
+        cdef View* c = &self.views[worker]
+        cdef double start, end, until = self.next_ready()
+        while c.ended_used == 0 and self.brought(c, c.last_start):
+            if c.steady:
+                end = self.forward(worker, c.end_ms, until)
+                self.look(worker)
+                c.end_ms = end
+            if c.end_ms >= until or c.end_ms > self.cap:
+                break
+            self.late_events(worker)
+            start = c.end_ms
+            self.run_pass(worker, start)
+            done[0] += 1
+            if c.error:
+                return False
+            if self.route != NULL and self.kind != KIND_SGLANG:
+                router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
+            if c.end_ms > self.cap:
+                self.uncount(c)
         return True
 
     # -- stuck requests ---------------------------------------------------------------------------------------------

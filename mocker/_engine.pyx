@@ -13,7 +13,7 @@ from mocker._common cimport (
     ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
 from mocker._core cimport Core, Request
 from mocker._handoff cimport (
-    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
+    handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
@@ -181,9 +181,13 @@ cdef class EngineCore:
         r = &c.req[slot]
         return r.id, (r.full + r.partial - r.pinned) * c.block_size
 
-    def activate(self, int32_t slot):
-        """The prompt of a reserved destination has arrived."""
-        handoff_activate(&self.c, slot)
+    def hasten(self, int32_t slot, int64_t at):
+        """Move the newest pending destination to position `at` of the queue of those."""
+        handoff_hasten(&self.c, slot, at)
+
+    def activate(self, int32_t slot, int64_t place=NIL):
+        """The prompt of a reserved destination has arrived; `place` as for `submit`."""
+        handoff_activate_at(&self.c, slot, place)
         self.raise_error()
 
     def withdraw(self, int32_t slot):

@@ -49,6 +49,15 @@ cdef void pending_remove(Core* c, int64_t at) noexcept nogil:
         at += 1
 
 
+cdef void handoff_hasten(Core* c, int32_t slot, int64_t at) noexcept nogil:
+    """Move the last pending destination, `slot`, to position `at`."""
+    cdef int64_t i = c.n_pending - 1
+    while i > at:
+        c.pending[i] = c.pending[i - 1]
+        i -= 1
+    c.pending[i] = slot
+
+
 cdef int32_t handoff_retry(Core* c) noexcept nogil:
     """Try to reserve for the first pending destination; its slot, or NIL."""
     cdef int32_t slot
@@ -74,13 +83,18 @@ cdef int32_t handoff_retry(Core* c) noexcept nogil:
 
 cdef void handoff_activate(Core* c, int32_t slot) noexcept nogil:
     """The prompt of a reserved destination has arrived: it joins the queue at the back, ready to make tokens."""
+    handoff_activate_at(c, slot, NIL)
+
+
+cdef void handoff_activate_at(Core* c, int32_t slot, int64_t place) noexcept nogil:
+    """`handoff_activate` in the place kept for a dropped request with the same id, as for `core_enqueue`."""
     cdef Request* r = &c.req[slot]
     cdef int64_t active = c.pool.active
     pool_adopt(&c.pool, &r.path, r.pinned, r.full)
     r.computed = r.alloc = r.prompt
     r.destination = 1
     c.n_reserved -= 1
-    core_enqueue(c, slot, NIL)
+    core_enqueue(c, slot, place)
     if c.pool.active < active:
         c.generation += 1
 

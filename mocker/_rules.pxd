@@ -110,6 +110,18 @@ cdef struct VllmRulesCore:
     double flight_end              # late: when that batch ends, ms
 
 
+cdef inline int64_t least(int64_t a, int64_t b) noexcept nogil:
+    return a if a < b else b
+
+
+cdef inline int64_t most(int64_t a, int64_t b) noexcept nogil:
+    return a if a > b else b
+
+
+cdef inline int64_t blocks_of(Core* c, int64_t tokens) noexcept nogil:
+    return (tokens + c.mask) >> c.shift
+
+
 cdef int rules_init(VllmRulesCore* x, Core* c, int rules) noexcept nogil
 cdef void rules_free(VllmRulesCore* x) noexcept nogil
 cdef bint rules_room(VllmRulesCore* x) noexcept nogil

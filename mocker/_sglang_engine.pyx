@@ -369,7 +369,7 @@ cdef class SglangEngine:
                                      f"generated {r.gen} of {r.limit}")
             if r.full != r.len // c.page or (r.full > 0 and r.path.ends[r.path.n - 1] != r.full):
                 raise AssertionError(f"request {r.id}: {r.full} full pages of {r.len} tokens, path of {r.path.n}")
-            if (r.node != NIL) != (r.computed > 0 or r.status == SGL_RESERVED):
+            if r.prompt > 0 and (r.node != NIL) != (r.computed > 0 or r.status == SGL_RESERVED):
                 raise AssertionError(f"request {r.id}: computed {r.computed}, node {r.node}")
             if r.node == NIL:
                 continue

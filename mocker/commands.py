@@ -93,6 +93,45 @@ class SchedulerCommandEffects:
         return out
 
 
+class PendingOrder:
+    """Order of the pending destinations by hand-off (`PendingDestinations`).
+
+    A cancelled one leaves a gap, which the same hand-off fills if it comes again. Gaps are closed at the front, and
+    everywhere when they are the larger part.
+    """
+
+    def __init__(self) -> None:
+        self._queue: list[UUID] = []
+        self._pending: set[UUID] = set()
+
+    def add(self, handoff: UUID) -> int:
+        """Queue a hand-off; its position among the pending ones."""
+        at = len(self._pending)
+        if len(self._queue) > at and handoff in self._queue:
+            at = len(self._pending.intersection(self._queue[:self._queue.index(handoff)]))
+        self._queue.append(handoff)
+        self._pending.add(handoff)
+        return at
+
+    def retried(self, reserved: bool) -> None:
+        """The first one was tried; `reserved`: it is pending no more."""
+        while self._queue and self._queue[0] not in self._pending:
+            del self._queue[0]
+        if reserved:
+            self._pending.discard(self._queue.pop(0))
+            self._close_gaps()
+
+    def cancel(self, handoff: UUID) -> None:
+        """A hand-off is pending no more, if it was."""
+        if handoff in self._pending:
+            self._pending.discard(handoff)
+            self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        if len(self._queue) > 2 * len(self._pending):
+            self._queue = [handoff for handoff in self._queue if handoff in self._pending]
+
+
 class HandoffCommands:
     """The command half of a core. A subclass brings the compiled core (`_core`), the tables and the hooks below."""
 
@@ -101,7 +140,8 @@ class HandoffCommands:
     _ids: dict[int, UUID]                      # handle -> request
     _slots: dict[UUID, tuple[int, int]]        # request -> (handle, slot)
 
-    def _init_commands(self) -> None:
+    def _init_commands(self, order: PendingOrder | None = None) -> None:
+        self._order = order                            # None: the compiled core keeps it
         self._sources: dict[UUID, UUID] = {}           # hand-off -> request, until it is released or cancelled
         self._destinations: dict[UUID, UUID] = {}      # hand-off -> request, until it ends
         self._handoff_of: dict[UUID, UUID] = {}        # request -> hand-off of either kind
@@ -166,7 +206,7 @@ class HandoffCommands:
             holder = self._destinations.get(handoff)
             if holder is None or self._status(holder) != "reserved":
                 return SchedulerCommandEffects(op, "noop")
-            self._core.activate(self._slots[holder][1])
+            self._activate(holder)
             return SchedulerCommandEffects(op, "applied", self._retry())
         if op == "cancel_destination":
             if handoff not in self._destinations:
@@ -185,8 +225,13 @@ class HandoffCommands:
             raise ValueError("destination prompt exceeds the KV pool capacity")
         self._destinations[handoff] = uuid
         self._handoff_of[uuid] = handoff
+        if self._order is not None:
+            self._core.hasten(self._slots[uuid][1], self._order.add(handoff))
         return SchedulerCommandEffects("reserve_destination", ("destination_accepted", uuid),
                                        self._retry() if now else [])
+
+    def _activate(self, uuid: UUID) -> None:
+        self._core.activate(self._slots[uuid][1])
 
     def _status(self, uuid: UUID) -> str:
         return str(self._core.request(self._slots[uuid][1])["status"])
@@ -204,6 +249,8 @@ class HandoffCommands:
 
     def _retry(self) -> list[dict[str, Any]]:
         found = self._core.retry()
+        if self._order is not None:
+            self._order.retried(found is not None)
         if found is None:
             return []
         return [{"destination_reserved": self._ids[found[0]].int, "transferable_prompt_tokens": found[1]}]
@@ -215,6 +262,8 @@ class HandoffCommands:
         for table in (self._sources, self._destinations):
             if handoff is not None and table.get(handoff) == uuid:
                 del table[handoff]
+                if self._order is not None and table is self._destinations:
+                    self._order.cancel(handoff)
 
     def retry_pending_destinations(self) -> SchedulerCommandEffects:
         """Try to reserve for the first pending destination; with the KV events since the last pass."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ._engine import TERMINAL_NAMES, EngineCore
 from .args import DEFAULT_SCHEDULER_RULES, DirectRequest, MockEngineArgs
-from .commands import HandoffCommands, SchedulerCommandEffects
+from .commands import HandoffCommands, PendingOrder, SchedulerCommandEffects
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -324,7 +324,7 @@ class VllmCore(HandoffCommands):
         self._slots: dict[UUID, tuple[int, int]] = {}
         self._places: dict[UUID, int] = {}
         self._next_handle = 0
-        self._init_commands()
+        self._init_commands(PendingOrder())
 
     def receive(self, request: DirectRequest) -> UUID:
         """Queue a request; returns its UUID (a random one if it has none).
@@ -359,6 +359,9 @@ class VllmCore(HandoffCommands):
         if slot >= 0:
             self._store(uuid, slot)
         return slot >= 0
+
+    def _activate(self, uuid: UUID) -> None:
+        self._core.activate(self._slots[uuid][1], self._places.pop(uuid, -1))
 
     def _reserve(self, handoff: UUID, request: DirectRequest, now: bool) -> SchedulerCommandEffects:
         if self.args.engine_type == "trtllm":

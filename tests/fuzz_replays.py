@@ -1,4 +1,5 @@
-"""Fuzzer of whole replays against the reference: random traces with sessions, planned outputs and caps, few workers.
+"""Fuzzer of whole replays against the reference: random traces with sessions, planned outputs and caps, few workers,
+one pool or two.
 
 usage: python tests/fuzz_replays.py ORACLE COUNT [FIRST_SEED]
 
@@ -14,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from record_replays import COLUMNS  # noqa: E402
+from record_replays import COLUMNS, HANDOFF_COLUMNS, engines  # noqa: E402
 from test_exact import plain  # noqa: E402
 
-from mocker import KvRouterConfig, MockEngineArgs, simulate  # noqa: E402
+from mocker import simulate  # noqa: E402
 
 
 def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
@@ -78,6 +79,8 @@ def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
                 "router_queue_policy": rng.choice(["fcfs", "lcfs", "wspt"]),
                 "router_assume_kv_reuse": rng.random() < 0.8, "router_track_prefill_tokens": rng.random() < 0.8,
                 "router_track_active_blocks": rng.random() < 0.8}
+    if args["engine_type"] != "trtllm" and not planned and rng.random() < 0.35:
+        disaggregate(rng, config)
     if rng.random() < 0.4:
         config["replay_concurrency"] = rng.choice([1, 2, 3, 8, 100])
     elif rng.random() < 0.4:
@@ -89,12 +92,28 @@ def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
     return rows, config
 
 
+def disaggregate(rng: random.Random, config: dict) -> None:
+    """Two pools in place of one; the prompts that fit one pool fit both."""
+    decode = config.pop("engine_args")
+    prefill = decode | {"num_gpu_blocks": decode["num_gpu_blocks"] + rng.choice([0, 0, 5, 100]),
+                        "max_num_seqs": rng.choice([1, 2, 8, 256]), "worker_type": "prefill"}
+    prefill.pop("aic_nextn", None)
+    if rng.random() < 0.8:
+        prefill |= {"kv_bytes_per_token": rng.choice([1000, 131072, 10_000_000]),
+                    "kv_transfer_timing_mode": rng.choice(["full_prompt", "destination_missing"])}
+        prefill |= rng.choice([{}, {"kv_transfer_bandwidth": 0.5}])
+    workers = config.pop("num_workers")
+    config |= {"prefill_engine_args": prefill, "decode_engine_args": decode | {"worker_type": "decode"},
+               "num_prefill_workers": rng.choice([1, 1, 2, 3, 6]), "num_decode_workers": min(workers, 6)}
+
+
 def compare(result, want: dict) -> str | None:
     """First difference of rows (as sorted sets) or report."""
     ended = result.per_request["terminal_status"] != "incomplete"
-    columns = {c: plain(result.per_request[c][ended]) for c in COLUMNS}
-    got = sorted(json.dumps([columns[c][i] for c in COLUMNS]) for i in range(int(ended.sum())))
-    expected = sorted(json.dumps([row.get(c) for c in COLUMNS]) for row in want["per_request"])
+    names = [c for c in COLUMNS + HANDOFF_COLUMNS if c in result.per_request]
+    columns = {c: plain(result.per_request[c][ended]) for c in names}
+    got = sorted(json.dumps([columns[c][i] for c in names]) for i in range(int(ended.sum())))
+    expected = sorted(json.dumps([row.get(c) for c in names]) for row in want["per_request"])
     if got != expected:
         extra, missing = [g for g in got if g not in expected], [e for e in expected if e not in got]
         return f"rows: {extra[:2]} instead of {missing[:2]}"
@@ -126,15 +145,13 @@ def main() -> None:
             if "report" not in want:
                 print(f"seed {seed}: reference says {str(want)[:200]}")
                 continue
-            options = dict(config)
-            args = MockEngineArgs.from_json(json.dumps(options.pop("engine_args")))
-            if "router_config" in options:
-                options["router_config"] = KvRouterConfig.from_json(json.dumps(options["router_config"]))
+            options = engines(config)
             found = None
             for fast in (True, False):
-                found = found or compare(simulate(path, extra_engine_args=args, compat="reference", fast_forward=fast,
+                found = found or compare(simulate(path, compat="reference", fast_forward=fast,
                                                   router_tie_break="lowest", **options), want)
-            ended = set(simulate(path, extra_engine_args=args, **options).per_request["terminal_status"])
+            whole = {name: value for name, value in options.items() if name != "max_sim_time_ms"}
+            ended = set(simulate(path, **whole).per_request["terminal_status"])
             if ended & {"capacity", "over_budget"}:
                 continue           # the reference keeps such a request waiting until the cap
             checked += 1

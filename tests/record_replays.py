@@ -12,18 +12,39 @@ import json
 import sys
 from pathlib import Path
 
+from mocker import KvRouterConfig, MockEngineArgs
+
 COLUMNS = ("arrival_time_ms", "input_length", "output_length", "first_admit_ms", "first_token_ms", "last_token_ms",
            "ttst_ms", "reused_input_tokens", "decode_worker_idx", "terminal_status")
+HANDOFF_COLUMNS = (
+    "prefill_worker_idx", "prefill_admit_ms", "source_held_ms", "destination_reserved_ms", "destination_activated_ms",
+    "decode_admit_ms", "source_released_ms", "decode_reused_input_tokens", "prefill_route_overlap_tokens",
+    "decode_route_overlap_tokens")
 CASES = ("conv_rr4", "conv_single_small_pool", "conv_concurrency64", "conv_no_prefix_cache", "conv_trtllm",
          "conv_mtp2", "conv_sla", "conv_max_sim_time", "syn_rr8_fast", "conv_kv4", "syn_kv8_block16",
-         "syn_kv_temperature0_overlap2", "conv_sglang", "conv_sglang_lpm_kv")
+         "syn_kv_temperature0_overlap2", "conv_sglang", "conv_sglang_lpm_kv",
+         "conv_disagg_rr", "conv_disagg_kv", "syn_disagg_sglang")
 
 
 def digest(columns: dict) -> tuple[int, str]:
     """Number of rows and digest; `columns` maps names to equally long lists, absent ones count as all null."""
     count = len(columns["arrival_time_ms"])
-    lines = sorted(json.dumps([columns[c][i] if c in columns else None for c in COLUMNS]) for i in range(count))
+    names = COLUMNS + HANDOFF_COLUMNS if "source_held_ms" in columns else COLUMNS
+    lines = sorted(json.dumps([columns[c][i] if c in columns else None for c in names]) for i in range(count))
     return count, hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def engines(options: dict) -> dict:
+    """The keywords of `simulate` from a configuration of the reference's driver."""
+    options = dict(options)
+    if "engine_args" in options:
+        options["extra_engine_args"] = options.pop("engine_args")
+    for name in ("extra_engine_args", "prefill_engine_args", "decode_engine_args"):
+        if name in options:
+            options[name] = MockEngineArgs.from_json(json.dumps(options[name]))
+    if "router_config" in options:
+        options["router_config"] = KvRouterConfig.from_json(json.dumps(options["router_config"]))
+    return options
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from model.script import differences
-from record_replays import COLUMNS, digest
+from record_replays import digest, engines
 from runner import run_script
 
-from mocker import KvRouterConfig, MockEngineArgs, Trace, sample_trace_path, simulate
+from mocker import Trace, sample_trace_path, simulate
 
 GOLDEN = Path(__file__).parent / "golden"
 REPLAYS = json.loads((GOLDEN / "replays.json").read_text())
@@ -51,15 +51,11 @@ def plain(column: np.ndarray) -> list:
 @pytest.mark.parametrize("name", REPLAYS)
 def test_replays(traces, name, fast):
     recorded = REPLAYS[name]
-    config = dict(recorded["config"])
+    config = engines(recorded["config"])
     trace = traces[config.pop("trace")]
-    args = MockEngineArgs.from_json(json.dumps(config.pop("engine_args")))
-    if config.get("router_config"):
-        config["router_config"] = KvRouterConfig.from_json(json.dumps(config["router_config"]))
-    result = simulate(trace, extra_engine_args=args, compat="reference", fast_forward=fast, router_tie_break="lowest",
-                      **config)
+    result = simulate(trace, compat="reference", fast_forward=fast, router_tie_break="lowest", **config)
     ended = result.per_request["terminal_status"] != "incomplete"
-    rows = digest({c: plain(result.per_request[c][ended]) for c in COLUMNS})
+    rows = digest({name: plain(column[ended]) for name, column in result.per_request.items()})
     assert rows == (recorded["rows"], recorded["sha256"])
     for key, value in recorded["report"].items():
         assert result.report[key] == pytest.approx(value, rel=1e-9, abs=0), key

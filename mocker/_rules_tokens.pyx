@@ -1,0 +1,226 @@
+# cython: language_level=3
+"""The token phase of a pass under the scheduler with switches: tokens made at once, or seen one pass later.
+
+Answers to `_tokens`, and to `update_from_output` of vLLM 0.33.0 `v1/core/sched/{scheduler,async_scheduler}.py`.
+A token costs a few loads and stores; one that opens or fills a block also the block operations.
+"""
+from libc.math cimport NAN, isnan
+
+from mocker._collect cimport gaps_add
+from mocker._common cimport (
+    END_COMPLETED, END_NONE, NIL, ST_FREE, ST_PREEMPTED, ST_RUNNING, WORKER_PREFILL, int32_t, int64_t, uint32_t)
+from mocker._core cimport Core, Request
+from mocker._requests cimport note, running_compact, signal
+from mocker._rules cimport RULE_LAST_SLOT, RULE_SLOT_AT_USE, Batched, Extra, VllmRulesCore, least, most
+from mocker._rules_blocks cimport append_token, fill, lazy, log_removed, take
+from mocker._rules_requests cimport outgrown, preempt, request_end, waiting_remove
+from mocker._spec cimport rng_u32
+from mocker._timing cimport timing_decode_ms
+
+
+# ---- one token --------------------------------------------------------------------------------------------------
+
+cdef inline double handoff_ms(Core* c, Request* r) noexcept nogil:
+    """Time to transfer the prompt's KV when a prefill worker finishes it; NaN if not modelled."""
+    if c.worker_type != WORKER_PREFILL or isnan(c.kv_bytes) or not (c.kv_bandwidth > 0.0):
+        return NAN
+    return <double>r.prompt * c.kv_bytes / (c.kv_bandwidth * 1e9) * 1000.0
+
+
+cdef void collect_token(Core* c, Request* r, double at, int64_t* together) noexcept nogil:
+    """Note a token made at `at`, before it is counted; `together` counts those that follow the last pass's."""
+    cdef double gap
+    if r.gen == 0:
+        c.rows.first_token[r.id] = at
+    else:
+        if r.last_ms == c.last_emit:
+            together[0] += 1
+        else:
+            gaps_add(c.gaps, at - r.last_ms, 1)
+        if r.gen == 1:
+            gap = at - r.last_ms
+            c.rows.second_gap[r.id] = gap if gap > 0.0 else 0.0
+    r.last_ms = at
+
+
+cdef bint give_token(VllmRulesCore* x, int32_t slot, double at, int64_t* together) noexcept nogil:
+    """One more token; true if it was the last."""
+    cdef Core* c = x.c
+    cdef Request* r = &c.req[slot]
+    cdef int64_t token = NIL
+    cdef bint done
+    if c.real_tokens:
+        token = r.plan[r.gen] if r.gen < r.plan_used else rng_u32(&c.token_rng)
+    if c.rows != NULL:
+        collect_token(c, r, at, together)
+    if c.real_tokens:
+        append_token(x, r, <uint32_t>token)
+    r.len += 1
+    r.gen += 1
+    c.made += 1
+    done = r.gen >= r.limit
+    if c.record:
+        signal(c, False, r.id, token, END_COMPLETED if done else END_NONE, handoff_ms(c, r) if done else NAN)
+    if c.note_first and r.gen == 1 and not done:
+        note(c, ~r.id)
+    return done
+
+
+cdef bint next_slot(VllmRulesCore* x, int32_t slot) noexcept nogil:
+    """The last block is full: it gets its content, and the token to come a block unless that is left for later.
+
+    False if the request had to be preempted for it.
+    """
+    cdef Core* c = x.c
+    cdef Request* r = &c.req[slot]
+    cdef Extra* e = &x.extra[slot]
+    cdef int64_t count = r.len >> c.shift
+    cdef int32_t victim
+    if not lazy(x):
+        if count > r.full:
+            r.full = <int32_t>count
+        fill(x, r, e, least(count, e.done + e.blank))
+    if x.rules & RULE_SLOT_AT_USE or (x.rules & RULE_LAST_SLOT and r.gen + 1 == r.limit):
+        return True
+    while c.pool.active == c.pool.capacity:
+        victim = preempt(x)
+        if victim == NIL or c.error:
+            return False
+        c.steady = False
+        if victim == slot:
+            outgrown(x, slot, False)
+            return False
+    take(x, 1)
+    log_removed(x)
+    e.blank += 1
+    r.partial = 1
+    r.alloc = r.len + 1
+    return True
+
+
+# ---- synchronous: tokens of this pass ---------------------------------------------------------------------------
+
+cdef int64_t collect_ready(VllmRulesCore* x, int64_t* total_length) noexcept nogil:
+    """Running requests whose known tokens are all computed, into `ready`; those that want no token end here."""
+    cdef Core* c = x.c
+    cdef int64_t i, n = 0
+    cdef int32_t slot
+    cdef Request* r
+    cdef bint gone = False
+    total_length[0] = 0
+    for i in range(c.n_running):
+        slot = c.running[i]
+        r = &c.req[slot]
+        if r.computed < r.len:
+            continue
+        if r.gen < r.limit:
+            c.ready[n] = slot
+            n += 1
+            total_length[0] += r.len
+        else:
+            signal(c, False, r.id, NIL, END_COMPLETED, NAN)
+            request_end(x, slot, END_COMPLETED, False)
+            gone = True
+    if gone:
+        running_compact(c)
+        c.preempted = True
+    return n
+
+
+cdef double emit(VllmRulesCore* x, int64_t n, int64_t total_length, double start) noexcept nogil:
+    """One token for each of the `n` ready requests in order; returns the decode time, ms (0 if none was made)."""
+    cdef Core* c = x.c
+    cdef int64_t i, together = 0, steps = 0
+    cdef double decode = 0.0, at
+    cdef int32_t slot
+    cdef Request* r
+    cdef bint changed = False, whole = lazy(x)
+    cdef bint plain = c.rows != NULL and not c.real_tokens and not c.record
+    c.steady = n == c.n_running                # so far: whoever runs on will have made a token
+    if c.worker_type != WORKER_PREFILL:
+        decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
+    at = start + decode
+    for i in range(n):
+        slot = c.ready[i]
+        r = &c.req[slot]
+        if (plain and (whole or r.len & c.mask) and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit
+                and r.status == ST_RUNNING):
+            r.len += 1                         # the usual decode step, after its own last token
+            r.gen += 1
+            r.last_ms = at
+            steps += 1
+            continue
+        if r.status != ST_RUNNING or (not r.len & c.mask and not next_slot(x, slot)):
+            changed = True
+            continue
+        if give_token(x, slot, at, &together):
+            request_end(x, slot, END_COMPLETED, False)
+            changed = True
+    c.made += steps
+    c.made_by = c.made
+    if changed:
+        c.preempted = True                     # whoever waits has to be looked at again
+        running_compact(c)
+    if c.made == 0:
+        return 0.0
+    if c.rows != NULL and together + steps > 0:
+        gaps_add(c.gaps, at - c.last_emit, together + steps)
+    c.last_emit = at
+    return decode
+
+
+# ---- asynchronous: what the pass before made --------------------------------------------------------------------
+
+cdef void settle(VllmRulesCore* x) noexcept nogil:
+    """This pass is planned; now the tokens of the one before are seen, made when that ended."""
+    cdef Core* c = x.c
+    cdef int64_t i, settled, together = 0, steps = 0
+    cdef int32_t slot
+    cdef Batched* f
+    cdef Request* r
+    cdef Extra* e
+    cdef bint stale, gone = False, plain = c.rows != NULL and not c.real_tokens and not c.record
+    cdef double at = x.flight_end
+    for i in range(x.flight_used):
+        f = &x.flight[i]
+        slot = f.slot
+        r = &c.req[slot]
+        if f.tokens == NIL or r.status == ST_FREE or r.id != f.id:
+            continue
+        e = &x.extra[slot]
+        e.flight -= f.tokens
+        if not f.makes:
+            continue
+        settled = r.computed - e.flight
+        if (plain and r.status == ST_RUNNING and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit
+                and settled >> c.shift <= e.done):
+            r.len += 1                         # the usual decode step, after its own last token
+            r.gen += 1
+            r.last_ms = at
+            e.pending -= 1
+            steps += 1
+            continue
+        stale = r.status == ST_PREEMPTED
+        if r.limit == 0:
+            signal(c, False, r.id, NIL, END_COMPLETED, NAN)
+        else:
+            give_token(x, slot, at, &together)
+            if not stale:
+                e.pending -= 1
+                if settled >> c.shift > e.done:
+                    r.full = <int32_t>most(r.full, least(settled, r.len) >> c.shift)
+                    fill(x, r, e, least(least(r.full, settled >> c.shift), e.done + e.blank))
+        if r.gen >= r.limit:
+            if stale:
+                waiting_remove(c, slot)
+            request_end(x, slot, END_COMPLETED, False)
+            gone = True
+    c.made += steps
+    c.made_by = c.made
+    if gone:
+        running_compact(c)
+        c.preempted = True
+    if c.made > 0:
+        if c.rows != NULL and together + steps > 0:
+            gaps_add(c.gaps, at - c.last_emit, together + steps)
+        c.last_emit = at
