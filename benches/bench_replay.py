@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from cases import CASES, run_ours, trace_file
+from cases import CASES, run_ours, tolerance, trace_file
 from compare import side
 
 
@@ -38,7 +38,7 @@ def test_replay(benchmark, trace, name):
     reference = os.environ.get("MOCKER_REFERENCE_PYTHON")
     if reference:
         other = side(reference, "reference", name, trace, 1)
-        assert report["duration_ms"] == pytest.approx(other["duration_ms"], rel=1e-9)
+        assert report["duration_ms"] == pytest.approx(other["duration_ms"], rel=tolerance(case))
         benchmark.extra_info["reference / mocker"] = round(other["seconds"][0] / statistics.median(fast), 1)
         benchmark.extra_info["reference peak MiB"] = round(other["peak_kib"] / 1024)
     benchmark.pedantic(run_ours, args=(case, trace), rounds=3, warmup_rounds=1)

@@ -21,6 +21,12 @@ CASES = {
     "conversation, 4 workers, MTP": {"engine": POOL | {"aic_nextn": 2}, "workers": 4},
     "conversation, 2 workers, TRT-LLM": {
         "engine": POOL | {"engine_type": "trtllm", "num_gpu_blocks": 6000}, "workers": 2},
+    "conversation, 4 workers, SGLang": {"engine": POOL | {"engine_type": "sglang"}, "workers": 4},
+    "conversation, 4 workers, KV router": {"engine": POOL, "workers": 4, "router_mode": "kv_router"},
+    "conversation, 64 workers, KV router": {"engine": POOL, "workers": 64, "router_mode": "kv_router"},
+    "conversation, 4 + 4 workers disaggregated, KV router": {
+        "prefill": POOL | {"worker_type": "prefill", "kv_bytes_per_token": 131072}, "workers": (4, 4),
+        "decode": POOL | {"worker_type": "decode"}, "router_mode": "kv_router"},
 }
 
 
@@ -35,15 +41,28 @@ def trace_file(folder: Path) -> str:
     return str(target)
 
 
+def tolerance(case: dict) -> float:
+    """How far the simulated time of two runs may differ: the KV router breaks ties at random."""
+    return 1e-3 if "router_mode" in case else 1e-9
+
+
+def _options(case: dict, engine_args: type) -> dict:
+    """Keywords of a replay that both sides know; `engine_args` is the side's MockEngineArgs."""
+    options = {name: case[name] for name in ("replay_concurrency", "router_mode") if name in case}
+    if "engine" in case:
+        return options | {"extra_engine_args": engine_args(**case["engine"]), "num_workers": case["workers"]}
+    prefill, decode = case["workers"]
+    return options | {
+        "prefill_engine_args": engine_args(**case["prefill"]), "decode_engine_args": engine_args(**case["decode"]),
+        "num_prefill_workers": prefill, "num_decode_workers": decode}
+
+
 def run_ours(case: dict, trace: str, fast: bool = True) -> dict:
     """One whole call of this package; returns the report. `fast` False: the plain path, pass by pass."""
     from mocker import MockEngineArgs, SyntheticSpec, simulate
     from mocker.replay import run_synthetic_trace_replay, run_trace_replay
 
-    args = MockEngineArgs(**case["engine"])
-    options = {"extra_engine_args": args, "num_workers": case["workers"]}
-    if "replay_concurrency" in case:
-        options["replay_concurrency"] = case["replay_concurrency"]
+    options = _options(case, MockEngineArgs)
     if not fast:
         workload = SyntheticSpec(*case["synthetic"]) if "synthetic" in case else trace
         return simulate(workload, fast_forward=False, **options).report
@@ -56,10 +75,7 @@ def run_reference(case: dict, trace: str) -> dict:
     """One whole call of the reference (needs its wheel)."""
     from dynamo._core import MockEngineArgs, run_mocker_synthetic_trace_replay, run_mocker_trace_replay
 
-    args = MockEngineArgs(**case["engine"])
-    options = {"extra_engine_args": args, "num_workers": case["workers"]}
-    if "replay_concurrency" in case:
-        options["replay_concurrency"] = case["replay_concurrency"]
+    options = _options(case, MockEngineArgs)
     if "synthetic" in case:
         return run_mocker_synthetic_trace_replay(*case["synthetic"], **options)
     return run_mocker_trace_replay([trace], **options)

@@ -134,6 +134,7 @@ cdef class Cluster:
     cdef double next_ready(self) noexcept nogil
     cdef bint ended_rows(self, View* c, double now) noexcept nogil
     cdef bint coupled(self, int64_t passes) noexcept nogil
+    cdef bint rescue(self) noexcept nogil
     cdef bint completions(self) noexcept nogil
     cdef bint apart(self) noexcept nogil
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil

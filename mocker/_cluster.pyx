@@ -586,6 +586,10 @@ cdef class Cluster:
             if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
                 at = other                     # the single-worker closed loop looks for arrivals between passes only
             if at == INFINITY:
+                if self.rescue():
+                    if not self.settle(&done):
+                        return False
+                    continue
                 self.finished = self.stalled = True
                 return True
             if at > self.cap:
@@ -603,6 +607,10 @@ cdef class Cluster:
             if not self.settle(&done):
                 return False
         return True
+
+    cdef bint rescue(self) noexcept nogil:
+        """Whether something could be done about a dead end."""
+        return False
 
     cdef bint completions(self) noexcept nogil:
         """Passes that end now, in the order they began."""

@@ -23,7 +23,7 @@ from mocker._common cimport (
 from mocker._core cimport Core
 from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
-    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
+    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw, handoff_yield)
 from mocker._kv cimport Pool
 from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport (
@@ -34,7 +34,9 @@ from mocker._sglang cimport (
 from mocker._sglang_engine cimport SglangEngine
 
 cdef enum:
-    IDLE_LIMIT = 100000            # passes in a row without time, token or ending before the replay counts as stuck
+    IDLE_LIMIT = 100000            # passes in a row that bring nothing before a worker waits for somebody else,
+    PATIENCE = 1000                # or so many if a hand-off is to free some of its memory
+    WAITS = -1                     # in `tries`: it waits
 
 cdef enum Step:                    # what a hand-off does next
     SUBMIT_PREFILL = 0
@@ -111,6 +113,7 @@ cdef class DisaggCluster(Cluster):
     cdef double[::1] released_ms
     cdef int64_t[::1] prefill_overlap
     cdef int64_t[::1] decode_overlap
+    cdef int32_t[::1] tries              # [workers] passes in a row that brought nothing
     cdef Steps pending
     cdef Steps* deferred                 # [workers] steps that wait for the worker's pass to end
 
@@ -159,6 +162,7 @@ cdef class DisaggCluster(Cluster):
                 (<EngineCore>self.engines[w]).c.rows = &prefill_collector.rows
                 (<EngineCore>self.engines[w]).c.gaps = &prefill_collector.gaps
         self.marks, self.missing = np.zeros(n, np.int32), np.zeros(n, np.int64)
+        self.tries = np.zeros(self.workers, np.int32)
         self.source_slot, self.slot = np.full(n, NIL, np.int32), np.full(n, NIL, np.int32)
         self.details = {
             "prefill_worker_idx": np.full(n, NIL, np.int32), "source_held_ms": np.full(n, np.nan),
@@ -281,6 +285,7 @@ cdef class DisaggCluster(Cluster):
         if self.busy[worker]:
             return self.defer(row, step, worker)
         changed[0] = True
+        self.tries[worker] = 0
         if step == ACTIVATE_DESTINATION:
             if self.kind == KIND_SGLANG:
                 sgl_activate(<SglangCore*>self.cores[worker], self.slot[row])
@@ -309,7 +314,7 @@ cdef class DisaggCluster(Cluster):
     cdef bint capacity(self, int64_t worker) noexcept nogil:
         """Something changed on an idle decode worker: look at it, and reserve for who waits there."""
         self.look(worker)
-        return self.reserved(self.retry(worker))
+        return self.reserved(worker, self.retry(worker))
 
     cdef int64_t retry(self, int64_t worker) noexcept nogil:
         """Row of the destination that got its reservation, or NIL."""
@@ -333,9 +338,15 @@ cdef class DisaggCluster(Cluster):
         self.missing[row] = (c.req[slot].full + c.req[slot].partial - c.req[slot].pinned) * c.block_size
         return row
 
-    cdef bint reserved(self, int64_t row) noexcept nogil:
-        """A destination (or NIL: none) has its reservation."""
+    cdef bint reserved(self, int64_t worker, int64_t row) noexcept nogil:
+        """A destination of an idle worker (or NIL: none) has its reservation."""
+        cdef SglangCore* g
         if row == NIL:
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[worker]
+                if g.count == 0 and g.n_reserved == 0 and g.n_pending > 0:
+                    # Nobody else holds anything: retractions have lost too much memory for it.
+                    return self.fail(g.pending[0], END_FAILED)
             return True
         self.marks[row] |= RESERVED
         self.reserved_ms[row] = self.now
@@ -452,6 +463,7 @@ cdef class DisaggCluster(Cluster):
             core_enqueue(<Core*>self.cores[w], slot, NIL)
         self.source[row], self.source_slot[row] = worker, slot
         self.marks[row] |= SOURCE_ALIVE
+        self.tries[w] = 0
         self.look(w)
         return True
 
@@ -467,9 +479,10 @@ cdef class DisaggCluster(Cluster):
         if not fits:
             return self.fail(row, END_FAILED)
         self.slot[row], self.worker[row] = slot, worker
+        self.tries[worker] = 0
         if self.busy[worker]:
             return True
-        return self.reserved(self.retry(worker))
+        return self.reserved(worker, self.retry(worker))
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -503,7 +516,7 @@ cdef class DisaggCluster(Cluster):
                 self.ended += 1
                 if not self.turn_ended(v.ended[i], self.now) or not self.drain(1):
                     return False
-            return self.reserved(row)
+            return self.reserved(worker, row)
         self.tell(worker)
         for i in range(v.ended_used):
             row = v.ended[i]
@@ -542,9 +555,9 @@ cdef class DisaggCluster(Cluster):
         cdef int64_t worker = first
         cdef View* v
         cdef bint news
-        while worker < last and not self.stalled:
+        while worker < last:
             v = &self.views[worker]
-            if self.busy[worker] or v.count == 0:
+            if self.busy[worker] or v.count == 0 or self.tries[worker] == WAITS:
                 worker += 1
                 continue
             self.run_pass(worker, self.now)
@@ -558,10 +571,16 @@ cdef class DisaggCluster(Cluster):
             if worker < self.counted and v.end_ms > self.cap:
                 self.uncount(v)
             if self.brought(v, self.now):
-                self.idle_passes = 0
+                self.tries[worker] = 0
+            elif self.tries[worker] >= (PATIENCE if self.helped(worker) else IDLE_LIMIT):
+                if self.kind == KIND_SGLANG or not handoff_yield(<Core*>self.cores[worker]):
+                    self.tries[worker] = WAITS
+                    worker += 1
+                else:
+                    self.tries[worker] = 0
+                continue
             else:
-                self.idle_passes += 1
-                self.stalled = self.idle_passes >= IDLE_LIMIT
+                self.tries[worker] += 1
             if v.end_ms > self.now:
                 changed[0] = True
                 self.busy[worker] = 1
@@ -578,11 +597,33 @@ cdef class DisaggCluster(Cluster):
                 worker += 1
         return True
 
+    cdef bint rescue(self) noexcept nogil:
+        """Nothing is going to happen any more: let destinations that wait give way to the heads of their queues."""
+        cdef bint found = False
+        cdef int64_t worker
+        if self.kind == KIND_SGLANG:
+            return False
+        for worker in range(self.counted):
+            if self.views[worker].count > 0 and handoff_yield(<Core*>self.cores[worker]):
+                self.tries[worker] = 0
+                found = True
+        return found
+
+    cdef bint helped(self, int64_t worker) noexcept nogil:
+        """Whether a hand-off holds memory of a worker that it will free, or put to use."""
+        cdef SglangCore* g
+        cdef Core* c
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            return g.n_held + g.n_reserved > 0
+        c = <Core*>self.cores[worker]
+        return c.n_held + c.n_reserved > 0
+
     cdef bint settle(self, int64_t* done) noexcept nogil:
         """Everything that happens at `now`, until nothing does any more."""
         cdef bint changed = True
         cdef int64_t worker, before
-        while changed and not self.failed and not self.stalled:
+        while changed and not self.failed:
             changed = False
             while (self.events.used > 0 and self.events.items[0].at == self.now
                     and self.events.items[0].second < self.workers):

@@ -10,3 +10,4 @@ cdef void handoff_hasten(Core* c, int32_t slot, int64_t at) noexcept nogil
 cdef void handoff_activate(Core* c, int32_t slot) noexcept nogil
 cdef void handoff_activate_at(Core* c, int32_t slot, int64_t place) noexcept nogil
 cdef bint handoff_withdraw(Core* c, int32_t slot) noexcept nogil
+cdef bint handoff_yield(Core* c) noexcept nogil

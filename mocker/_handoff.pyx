@@ -7,7 +7,7 @@ waits for room for its prompt (strictly in order, one try per capacity generatio
 and joins the queue when it is activated. Costs: the pool's operations; withdrawing a pending one O(pending).
 """
 from mocker._common cimport (
-    ERR_MEMORY, NIL, ST_HELD, ST_PENDING, ST_RESERVED, grown, int32_t, int64_t)
+    ERR_MEMORY, NIL, ST_HELD, ST_PENDING, ST_PREEMPTED, ST_RESERVED, ST_WAITING, grown, int32_t, int64_t)
 from mocker._core cimport Core, Request
 from mocker._kv cimport pool_adopt, pool_pin, pool_unpin
 from mocker._requests cimport blocks_release, core_enqueue, slot_free
@@ -116,3 +116,27 @@ cdef bint handoff_withdraw(Core* c, int32_t slot) noexcept nogil:
     slot_free(c, slot)
     c.generation += 1
     return True
+
+
+cdef bint handoff_yield(Core* c) noexcept nogil:
+    """Take the blocks of the last destination that waits with them; false if there is none.
+
+    For a queue whose head waits for these blocks for ever: like a preempted request it computes its prompt again.
+    """
+    cdef int64_t i = c.waiting_places - 1
+    cdef int32_t slot
+    cdef Request* r
+    while i >= 0:
+        slot = c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)]
+        if slot >= 0 and c.req[slot].destination and c.req[slot].status == ST_WAITING and c.req[slot].alloc > 0:
+            r = &c.req[slot]
+            blocks_release(c, r, r.alloc)
+            r.computed = r.alloc = 0
+            r.destination = 0
+            r.status = ST_PREEMPTED
+            r.preemptions += 1
+            c.preemptions += 1
+            c.generation += 1
+            return True
+        i -= 1
+    return False

@@ -2,37 +2,30 @@
 """The SGLang scheduler: queue policies, chunked prefill, decode with retraction, hand-off of prefills.
 
 Answers to `scheduler/sglang/{config,core,policy,prefill,decode,request}.rs` and `kv_manager/sglang_backend.rs`. A
-pass promotes activated destinations, orders the queue, admits prefill chunks within the budgets (`_sglang_admission`),
-decodes once for everybody who runs (`_sglang_tokens`), and books what ended (`_sglang_requests`); what all of them
-cache, free and tell is in `_sglang_events`. `sgl_forward` runs passes in which everybody only decodes: they change
-lengths, the ratio and the clock, so it repeats those additions and nothing else.
+pass promotes activated destinations, orders the queue, admits prefill chunks within the budgets, decodes once for
+everybody who runs, and books what ended (`_sglang_pass`, with `_sglang_admission`, `_sglang_tokens` and
+`_sglang_requests`); what all of them cache, free and tell is in `_sglang_events`. `sgl_forward` runs passes in which
+everybody only decodes: they change lengths, the ratio and the clock, so it repeats those additions and nothing else.
 
 Costs: a pass is O(running requests + segments of the admitted prompts), a fast-forwarded one a few additions; an
 LPM pass also O(segments of up to 128 waiting requests); events O(segments).
 """
 from libc.math cimport INFINITY, NAN, fabs
 from libc.stdlib cimport free, malloc
-from libc.string cimport memmove, memset
+from libc.string cimport memset
 
 from mocker._collect cimport gaps_add
-from mocker._common cimport (
-    END_CAPACITY, END_NONE, END_REJECTED, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, WORKER_DECODE, grown, int32_t, int64_t,
-    uint64_t)
+from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport Spread
 from mocker._kv cimport path_free
 from mocker._radix cimport Node, map_free, map_init, radix_free, radix_init
-from mocker._sglang_admission cimport (
-    LPM_LIMIT, admit_waiting, clipped, extra_tokens, hopeless, note_admission, order_waiting, paged)
+from mocker._sglang_admission cimport LPM_LIMIT, clipped, extra_tokens, hopeless, paged
 from mocker._sglang_events cimport told_init
+from mocker._sglang_pass cimport run_pass
 from mocker._sglang_requests cimport (
-    destination_activate, destination_reserve, destination_retry, give_up, indices, numbers, request_drop,
-    source_release, waiting_append, waiting_at)
-from mocker._sglang_tokens cimport decode
-from mocker._timing cimport timing_decode_ms, timing_free, timing_prefill_ms
-
-cdef enum:
-    LPM_SETTLE = 256               # passes that LPM may shuffle a stuck queue
-    DRY_LIMIT = 1024               # passes without a token or an ending, apart from chunks, before somebody must go
+    destination_activate, destination_reserve, destination_retry, indices, numbers, request_drop, source_release,
+    waiting_append, waiting_at)
+from mocker._timing cimport timing_decode_ms, timing_free
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -170,94 +163,9 @@ cdef void sgl_activate(SglangCore* c, int32_t slot) noexcept nogil:
     destination_activate(c, slot)
 
 
-# ---- the pass ---------------------------------------------------------------------------------------------------
-
-cdef void promote_prebuilt(SglangCore* c, double now) noexcept nogil:
-    """Activated destinations join the batch while there is a place."""
-    cdef int64_t i = 0
-    cdef int32_t slot
-    while i < c.n_prebuilt and c.n_running < c.max_seqs:
-        slot = c.prebuilt[i]
-        i += 1
-        c.req[slot].status = SGL_RUNNING
-        c.running[c.n_running] = slot
-        c.n_running += 1
-        note_admission(c, &c.req[slot], 0, now)
-    if i > 0:
-        c.n_prebuilt -= i
-        memmove(c.prebuilt, c.prebuilt + i, c.n_prebuilt * sizeof(int32_t))
-
-
-cdef void end_stuck(SglangCore* c, bint same_ratio) noexcept nogil:
-    """End somebody if no later pass can differ from this one: the reference repeats it for ever.
-
-    Not while a hand-off is under way, since its commands may free memory.
-    """
-    cdef SglRequest* r
-    cdef int64_t patience
-    if c.made > 0 or c.completed > 0:
-        c.dry = 0
-        return
-    c.dry += 1
-    if c.count == 0 or c.n_held > 0 or c.n_pending > 0 or c.n_reserved > 0:
-        return
-    if c.admitted > 0 or c.preempted:
-        patience = DRY_LIMIT + (2 * c.total // c.chunk if c.chunk > 0 else 0)
-        if c.dry < patience:
-            return
-    elif c.n_running > 0 and c.n_waiting > 0 and not same_ratio and c.tree.available + c.tree.evictable > c.page:
-        c.preempted = True                     # the ratio still falls: the head may fit in a later pass
-        return
-    elif c.lpm and c.n_waiting > 1 and c.dry < LPM_SETTLE:
-        c.preempted = True
-        return
-    c.dry = 0
-    if c.n_running > 0:
-        give_up(c, c.running[0], END_CAPACITY)
-        return
-    if c.n_waiting > 0:
-        r = &c.req[waiting_at(c, 0)]
-        give_up(c, waiting_at(c, 0), END_CAPACITY if r.gen > 0 or r.computed > 0 else END_REJECTED)
-
-
 cdef void sgl_pass(SglangCore* c, double now) noexcept nogil:
     """One engine iteration that starts at `now`; its results are in the core until the next one."""
-    cdef int64_t i, retractions = c.preemptions
-    cdef double start = now, ratio = c.ratio
-    c.passes += 1
-    c.last_start = now
-    c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.held_used = c.notes_used = 0
-    c.admissions_used = c.signals_used = c.chunks_used = c.lengths_used = 0
-    c.batch = c.batch_isl = c.batch_prefix = c.hit_tokens = c.hit_total = 0
-    c.preempted = c.steady = False
-    promote_prebuilt(c, now)
-    if c.lpm:
-        order_waiting(c)
-    admit_waiting(c, now)
-    if c.batch > 0 and c.worker_type != WORKER_DECODE:
-        start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)
-    if c.metrics and c.n_running > 0:
-        if not numbers(&c.lengths, &c.lengths_cap, c.n_running):
-            c.error = ERR_MEMORY
-            return
-        for i in range(c.n_running):
-            c.lengths[i] = c.req[c.running[i]].len
-        c.lengths_used = c.n_running
-    c.end_ms = start
-    if c.n_running > 0:
-        c.end_ms = decode(c, start)
-        c.steady = c.made > 0 and c.n_running > 0 and c.n_prebuilt == 0
-    if not (c.end_ms < INFINITY):
-        c.error = ERR_TIME
-    if c.preemptions > retractions:
-        c.ratio = c.init_ratio
-        c.generation += 1
-    c.ratio -= c.ratio_step
-    if not (c.ratio > c.min_ratio):
-        c.ratio = c.min_ratio
-    end_stuck(c, ratio == c.ratio)
-    if c.tree.error or c.fresh.error:
-        c.error = ERR_MEMORY
+    run_pass(c, now)
 
 
 # ---- fast-forward -----------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ cdef inline int64_t extra_tokens(SglangCore* c) noexcept nogil:
 
 
 cdef void order_waiting(SglangCore* c) noexcept nogil
+cdef double reserved_output(SglangCore* c) noexcept nogil
 cdef int hopeless(SglangCore* c, SglRequest* r) noexcept nogil
+cdef bint take_chunk(SglangCore* c, SglRequest* r, int64_t chunk, int64_t* reused) noexcept nogil
 cdef void note_admission(SglangCore* c, SglRequest* r, int64_t reused, double now) noexcept nogil
-cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil
+cdef void note_chunk(SglangCore* c, SglRequest* r, int64_t reused, int64_t tokens) noexcept nogil

@@ -1,8 +1,9 @@
 # cython: language_level=3
-"""Admission of one SGLang core: order of the queue, prefill chunks within the budgets.
+"""What the admission of one SGLang core consists of: order of the queue, budgets, the slots of a chunk.
 
-Answers to `scheduler/sglang/{policy,prefill}.rs`; activated destinations come before, see `_sglang`. Costs: O(running
-requests + segments of the admitted prompts); LPM also O(segments of up to 128 waiting requests).
+Answers to `scheduler/sglang/{policy,prefill}.rs`; the pass puts it together (`_sglang_pass`).
+
+Costs: budgets O(running requests), a chunk O(segments of its prompt), LPM O(segments of up to 128 waiting requests).
 """
 from libc.math cimport isnan
 
@@ -11,9 +12,9 @@ from mocker._common cimport (
 from mocker._core cimport Admission
 from mocker._radix cimport (
     radix_clear, radix_extend, radix_lock, radix_match, radix_match_pages, radix_path_slots, tokens_take)
-from mocker._sglang cimport SGL_RUNNING, Chunk, SglangCore, SglRequest
-from mocker._sglang_events cimport cache_pages, evict, publish_stored
-from mocker._sglang_requests cimport give_up, indices, waiting_at, waiting_pop, waiting_prepend
+from mocker._sglang cimport Chunk, SglangCore, SglRequest
+from mocker._sglang_events cimport evict, publish_stored
+from mocker._sglang_requests cimport indices, waiting_at
 
 cdef enum:
     IN_BATCH_TOKENS = 32           # cached prefix up to which LPM looks for it among the waiting, and least it counts
@@ -151,68 +152,3 @@ cdef void note_chunk(SglangCore* c, SglRequest* r, int64_t reused, int64_t token
         k = &c.chunks[c.chunks_used]
         c.chunks_used += 1
         k.prompt, k.prefix, k.tokens = r.prompt, reused, tokens
-
-
-cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
-    """Prefill chunks for the head of the queue, as far as pool and budgets go; the admitted are left in `scratch`.
-
-    The whole chunk is charged, whatever of it is cached.
-    """
-    cdef int64_t places = c.max_seqs - c.n_running, n = 0, extend, chunk, charged, output, old, reused = 0
-    cdef int64_t input = c.max_prefill, budget = c.chunk, room
-    cdef double total
-    cdef int32_t slot
-    cdef int terminal
-    cdef SglRequest* r
-    if places <= 0 or c.n_waiting == 0 or c.n_prebuilt > 0 or c.n_pending > 0:
-        return 0
-    room = c.tree.available + c.tree.evictable - extra_tokens(c)
-    total = <double>(room if room > 0 else 0) - reserved_output(c)
-    while n < places and c.n_waiting > 0:
-        slot = waiting_at(c, 0)
-        r = &c.req[slot]
-        if n == 0:
-            terminal = hopeless(c, r)
-            if terminal != END_NONE:
-                give_up(c, slot, terminal)     # the reference leaves it at the head for ever
-                continue
-        extend = r.len - r.computed
-        if extend == 0:
-            break
-        chunk = extend
-        if extend > c.chunk:
-            chunk = budget // c.page * c.page
-            if chunk == 0:
-                break
-            if chunk > extend:
-                chunk = extend
-        charged = paged(c, chunk)
-        output = 0 if chunk < extend else clipped(c, r)
-        if <double>charged + <double>output >= total or charged > input or charged > budget:
-            break
-        old = r.alloc
-        if not take_chunk(c, r, chunk, &reused):
-            c.ratio = c.init_ratio
-            break
-        waiting_pop(c)
-        note_admission(c, r, reused, now)
-        note_chunk(c, r, reused, chunk)
-        total -= <double>(r.alloc - old + output)
-        input -= charged
-        budget -= charged
-        c.bursts[n] = slot                     # slots of the batch, until they are spread below
-        n += 1
-        if budget <= 0:
-            break
-    for room in range(n):
-        slot = <int32_t>c.bursts[room]
-        r = &c.req[slot]
-        if r.computed < r.len:
-            if r.computed // c.page > r.cached:
-                cache_pages(c, r, <int32_t>(r.computed // c.page))
-            waiting_prepend(c, slot)
-        else:
-            r.status = SGL_RUNNING
-            c.running[c.n_running] = slot
-            c.n_running += 1
-    return n

@@ -89,10 +89,6 @@ SCHEDULER_RULES = ("dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async")
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("--planner-config", _given("--planner-config"), "leave it out: the number of workers stays fixed"),
     Unsupported("--replay-mode online", _has("--replay-mode", "online"), "use --replay-mode offline"),
-    Unsupported(
-        "--prefill-engine-args", _given("--prefill-engine-args"), "use --extra-engine-args: aggregated workers"
-    ),
-    Unsupported("--decode-engine-args", _given("--decode-engine-args"), "use --extra-engine-args: aggregated workers"),
     Unsupported("--trace-format mooncake-delta", _has("--trace-format", "mooncake-delta"), "use a mooncake trace"),
     Unsupported("--trace-format agentic_mooncake", _has("--trace-format", "agentic_mooncake"), "use a mooncake trace"),
     Unsupported(
@@ -392,6 +388,8 @@ def _read_engine_values(parser: argparse.ArgumentParser, args: argparse.Namespac
     for flag, values in engine_values.items():
         if values.get("worker_type") is not None and ("is_prefill" in values or "is_decode" in values):
             parser.error(f"{flag}: worker_type excludes is_prefill and is_decode; keep worker_type")
+        if flag != "--extra-engine-args" and not {"worker_type", "is_prefill", "is_decode"} & values.keys():
+            values["worker_type"] = "prefill" if flag == "--prefill-engine-args" else "decode"
         profile = values.get("planner_profile_data", "")
         if profile is None:
             del values["planner_profile_data"]

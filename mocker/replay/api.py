@@ -82,7 +82,8 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
          progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
     began = time.perf_counter()
     n = len(workload)
-    real = pools.args.enable_prefix_caching and (workload.planned or force_tokens)
+    cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
+    real = cached and (workload.planned or force_tokens)
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast)
