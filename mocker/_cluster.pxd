@@ -118,11 +118,12 @@ cdef class Cluster:
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil
     cdef void look(self, int64_t worker) noexcept nogil
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
-    cdef bint brought(self, View* c, double start) noexcept nogil
+    cdef bint brought(self, View* c) noexcept nogil
     cdef void uncount(self, View* c) noexcept nogil
     cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil
     cdef bint deliver(self, int64_t worker, double at) noexcept nogil
-    cdef bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil
+    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil
+    cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
     cdef bint activate(self, double now) noexcept nogil
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
     cdef bint arrivals(self, double now) noexcept nogil

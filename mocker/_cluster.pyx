@@ -33,7 +33,7 @@ from mocker._sglang_engine cimport SglangEngine
 from mocker._vllm cimport core_forward, core_pass
 
 cdef enum:
-    IDLE_LIMIT = 100000            # passes in a row without time, token or ending before a worker counts as stuck
+    IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
 
 
 # ---- time heap --------------------------------------------------------------------------------------------------
@@ -300,9 +300,9 @@ cdef class Cluster:
         self.views[worker].n_waiting = engine.c.n_waiting
         return True
 
-    cdef bint brought(self, View* c, double start) noexcept nogil:
-        """Whether the pass that began at `start` moved anything; recomputed generated tokens take no time."""
-        return c.made > 0 or c.completed > 0 or (not c.preempted and (c.end_ms > start or c.worked))
+    cdef bint brought(self, View* c) noexcept nogil:
+        """Whether the pass brought somebody further: made a token or ended a request."""
+        return c.made > 0 or c.completed > 0
 
     cdef void uncount(self, View* c) noexcept nogil:
         """Requests whose last pass ends after the cap: nobody sees them end."""
@@ -389,9 +389,9 @@ cdef class Cluster:
             self.run_pass(worker, now)
             self.ended += c.ended_used
             lane.last = now
-            if self.brought(c, now):
+            if self.brought(c):
                 lane.idle_passes = 0
-            elif self.stuck(c, now, &lane.idle_passes):
+            elif self.stuck(worker, now, &lane.idle_passes):
                 if lane.next >= self.n:
                     lane.done = lane.stalled = True
                     break
@@ -429,10 +429,24 @@ cdef class Cluster:
             lane.next += self.workers
         return True
 
-    cdef bint stuck(self, View* c, double start, int64_t* idle) noexcept nogil:
-        """Count passes that brought nothing; true when no other pass can: at once if this one changed nothing."""
+    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil:
+        """Count a pass that brought nobody further; true when no other pass can, at once if this one changed nothing.
+
+        Without a preemption each pass computes a token that the pool has room for, so more passes than the pool has
+        tokens go round in circles.
+        """
+        cdef View* c = &self.views[worker]
         idle[0] += 1
-        return (c.admitted == 0 and not c.preempted) or idle[0] >= IDLE_LIMIT
+        return ((c.admitted == 0 and not c.preempted and not c.worked and c.end_ms <= start)
+                or (idle[0] >= IDLE_LIMIT and idle[0] >= IDLE_LIMIT + self.pool_tokens(worker)))
+
+    cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil:
+        """Tokens that a worker's pool holds."""
+        cdef Core* c
+        if self.kind == KIND_SGLANG:
+            return (<SglangCore*>self.cores[worker]).total
+        c = <Core*>self.cores[worker]
+        return c.pool.capacity << c.shift
 
     # -- arrivals that depend on completions -------------------------------------------------------------------------
 
@@ -652,9 +666,9 @@ cdef class Cluster:
                     router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
                 if c.end_ms > self.cap and not self.single:
                     self.uncount(c)
-                if self.brought(c, self.now):
+                if self.brought(c):
                     self.idle_passes = 0
-                elif self.stuck(c, self.now, &self.idle_passes):
+                elif self.stuck(worker, self.now, &self.idle_passes):
                     worker += 1
                     continue
                 changed = True
@@ -696,7 +710,7 @@ cdef class Cluster:
         """
         cdef View* c = &self.views[worker]
         cdef double start, end, until = self.next_ready()
-        while c.ended_used == 0 and self.brought(c, c.last_start):
+        while c.ended_used == 0 and self.brought(c):
             if c.steady:
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)

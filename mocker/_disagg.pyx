@@ -34,8 +34,8 @@ from mocker._sglang cimport (
 from mocker._sglang_engine cimport SglangEngine
 
 cdef enum:
-    IDLE_LIMIT = 100000            # passes in a row that bring nothing before a worker waits for somebody else,
-    PATIENCE = 1000                # or so many if a hand-off is to free some of its memory
+    IDLE_LIMIT = 100000            # passes in a row, beyond the pool's tokens, that bring nobody further before a
+    PATIENCE = 1000                # worker waits for somebody else; or so many if a hand-off is to free some memory
     WAITS = -1                     # in `tries`: it waits
 
 cdef enum Step:                    # what a hand-off does next
@@ -113,7 +113,7 @@ cdef class DisaggCluster(Cluster):
     cdef double[::1] released_ms
     cdef int64_t[::1] prefill_overlap
     cdef int64_t[::1] decode_overlap
-    cdef int32_t[::1] tries              # [workers] passes in a row that brought nothing
+    cdef int64_t[::1] tries              # [workers] passes in a row that brought nobody further
     cdef Steps pending
     cdef Steps* deferred                 # [workers] steps that wait for the worker's pass to end
 
@@ -162,7 +162,7 @@ cdef class DisaggCluster(Cluster):
                 (<EngineCore>self.engines[w]).c.rows = &prefill_collector.rows
                 (<EngineCore>self.engines[w]).c.gaps = &prefill_collector.gaps
         self.marks, self.missing = np.zeros(n, np.int32), np.zeros(n, np.int64)
-        self.tries = np.zeros(self.workers, np.int32)
+        self.tries = np.zeros(self.workers, np.int64)
         self.source_slot, self.slot = np.full(n, NIL, np.int32), np.full(n, NIL, np.int32)
         self.details = {
             "prefill_worker_idx": np.full(n, NIL, np.int32), "source_held_ms": np.full(n, np.nan),
@@ -570,9 +570,10 @@ cdef class DisaggCluster(Cluster):
                 self.tell(worker)
             if worker < self.counted and v.end_ms > self.cap:
                 self.uncount(v)
-            if self.brought(v, self.now):
+            if self.brought(v):
                 self.tries[worker] = 0
-            elif self.tries[worker] >= (PATIENCE if self.helped(worker) else IDLE_LIMIT):
+            elif (self.tries[worker] >= PATIENCE and self.tries[worker] - self.pool_tokens(worker) >= (
+                    PATIENCE if self.helped(worker) else IDLE_LIMIT)):
                 if self.kind == KIND_SGLANG or not handoff_yield(<Core*>self.cores[worker]):
                     self.tries[worker] = WAITS
                     worker += 1

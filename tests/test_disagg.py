@@ -160,3 +160,13 @@ def test_planned_outputs_are_refused(tmp_path):
     path.write_text('{"timestamp":0,"input_length":4,"output_length":1,"hash_ids":[1],"output_token_ids":[5]}\n')
     with pytest.raises(ValueError, match="does not support planned output tokens"):
         simulate(path, trace_block_size=4, **pools("vllm"))
+
+
+@pytest.mark.parametrize("budget", [5, 8192])
+def test_recomputing_in_circles_ends(budget):
+    """One place to run, its request preempted for want of a block that a waiting destination holds: that gives way."""
+    trace = trace_of(*[(0.0, 60, 30)] * 4, block=4)
+    result = simulate(trace, replay_concurrency=4, **pools("vllm", {"max_num_batched_tokens": budget}, {
+        "num_gpu_blocks": 31, "max_num_seqs": 1, "max_num_batched_tokens": budget}))
+    assert statuses(result) == ["completed"] * 4
+    assert list(result.per_request["output_tokens"]) == [30] * 4
