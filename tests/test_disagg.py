@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_endings import statuses, trace_of
 
-from mocker import MockEngineArgs, SyntheticSpec, Trace, simulate
+from mocker import MockEngineArgs, SglangArgs, SyntheticSpec, Trace, simulate
 from mocker.replay.pools import Pools, Routing, make_cluster
 from mocker.workload import from_trace
 
@@ -170,3 +170,14 @@ def test_recomputing_in_circles_ends(budget):
         "num_gpu_blocks": 31, "max_num_seqs": 1, "max_num_batched_tokens": budget}))
     assert statuses(result) == ["completed"] * 4
     assert list(result.per_request["output_tokens"]) == [30] * 4
+
+
+def test_sglang_books_are_in_the_report():
+    """Retractions leak slots as in the reference; `conserve_slots` keeps exact books."""
+    leaked = []
+    for conserve in (False, True):
+        args = MockEngineArgs(engine_type="sglang", block_size=4, num_gpu_blocks=24, sglang=SglangArgs(
+            page_size=4, schedule_conservativeness=0.1, chunked_prefill_size=8, conserve_slots=conserve))
+        report = simulate(SyntheticSpec(11, 60, 30, arrival_interval_ms=0.0), extra_engine_args=args).report
+        leaked.append(report["leaked_tokens"] + report["double_freed_tokens"])
+    assert leaked[0] > 0 == leaked[1]

@@ -17,6 +17,7 @@ import numpy as np
 
 from .._cluster import Cluster
 from .._disagg import DisaggCluster
+from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
@@ -128,6 +129,10 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
         compat=compat)
     if compat is None:
         report["clamped_requests"] = cluster.clamped
+        if pools.args.engine_type == "sglang":
+            books = [engine.counts for engine in cluster.engines if isinstance(engine, SglangEngine)]
+            for name in ("leaked_tokens", "double_freed_tokens"):
+                report[name] = sum(counts[name] for counts in books)
         if cluster.stalled:
             report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
         if w.trace is not None and len(w.trace.clamped):
