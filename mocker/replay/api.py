@@ -289,6 +289,10 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
         The workers' engine; defaults if None.
     num_workers : int
         Workers.
+    prefill_engine_args, decode_engine_args : MockEngineArgs, optional
+        In place of `extra_engine_args`, both: two pools, with `worker_type` "prefill" and "decode".
+    num_prefill_workers, num_decode_workers : int
+        Workers of the two pools.
     router_mode : str, RoutingPolicy or callable
         "round_robin": in turn; "kv_router": by cached blocks and load (needs two workers); or another policy of
         `mocker.router`: "least_requests", "least_tokens", "power_of_two", "prefix_affinity", "random", a function.
@@ -318,8 +322,8 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
         The reference's numbers where ours differ on purpose (see `collector.assemble_report`).
     progress : callable, optional
         ``progress(ended, total, sim_ms)`` now and then.
-    prefill_engine_args, decode_engine_args, aic_perf_config, num_prefill_workers, num_decode_workers, \
-replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, benchmark_granularity
+    aic_perf_config, replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, \
+benchmark_granularity
         The reference's; values other than the defaults raise `ValueError` where the feature is not here yet.
 
     Returns
