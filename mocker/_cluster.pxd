@@ -1,10 +1,12 @@
 # Data dictionary of the cluster loop: workers on one clock, and the sessions that feed them.
 from mocker._collect cimport Collector
 from mocker._common cimport int32_t, int64_t, uint8_t
+from mocker._heap cimport Heap
 from mocker._kv cimport Path
 from mocker._paths cimport PathTable
 from mocker._router cimport Router, RouterCore
 from mocker._rules cimport VllmRulesCore
+from mocker._sglang cimport SglangCore
 
 
 cdef struct Lane:                  # one worker of an open-loop replay, simulated on its own
@@ -37,22 +39,6 @@ cdef struct View:                  # what the cluster sees of a worker after a p
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int64_t ended_used
     int error
-
-
-cdef struct Pending:               # an entry of a time heap
-    double at                      # ms
-    int64_t first                  # ties: event sequence number, or session
-    int64_t second                 # what: worker, or turn
-
-
-cdef struct Heap:
-    Pending* items
-    int64_t used
-    int64_t cap
-
-
-cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil
-cdef Pending heap_pop(Heap* h) noexcept nogil
 
 
 cdef class Cluster:
@@ -132,6 +118,7 @@ cdef class Cluster:
     cdef bint path_of_tokens(self, int64_t row) noexcept with gil
     cdef bint placed(self, double now) noexcept nogil
     cdef void late_events(self, int64_t worker) noexcept nogil
+    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
     cdef double next_ready(self) noexcept nogil
     cdef bint ended_rows(self, View* c, double now) noexcept nogil
     cdef bint coupled(self, int64_t passes) noexcept nogil
@@ -140,3 +127,6 @@ cdef class Cluster:
     cdef bint apart(self) noexcept nogil
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil
     cdef bint settle(self, int64_t* done) noexcept nogil
+
+
+cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil

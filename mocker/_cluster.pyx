@@ -15,15 +15,16 @@ from libc.stdlib cimport calloc, free, malloc
 import numpy as np
 
 from mocker._collect cimport Collector
-from mocker._common cimport END_NONE, END_REJECTED, ERR_MEMORY, NIL, grown, int32_t, int64_t, uint8_t, uint32_t
+from mocker._common cimport END_NONE, END_REJECTED, ERR_MEMORY, NIL, int32_t, int64_t, uint8_t, uint32_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._hash cimport hash_blocks
+from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport Pool, path_free, path_reserve
 from mocker._paths cimport PathTable
 from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport (
-    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, RouterCore, router_arrival, router_completed, router_drain,
+    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_completed, router_drain,
     router_events, router_prefill_completed)
 from mocker._rules cimport RULE_LATE, VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
 from mocker._rules_engine cimport RulesEngine
@@ -36,58 +37,18 @@ cdef enum:
     IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
 
 
-# ---- time heap --------------------------------------------------------------------------------------------------
-
-cdef inline bint before(Pending* a, Pending* b) noexcept nogil:
-    if a.at != b.at:
-        return a.at < b.at
-    if a.first != b.first:
-        return a.first < b.first
-    return a.second < b.second
-
-
 cdef inline int64_t order_of(double at) noexcept nogil:
     """A number that orders as the time does (which is not negative)."""
     return (<int64_t*>&at)[0]
 
 
-cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil:
-    cdef int64_t i, up
-    cdef Pending item
-    cdef void* moved = grown(h.items, &h.cap, h.used + 1, sizeof(Pending))
-    if moved == NULL:
-        return False
-    h.items = <Pending*>moved
-    item.at, item.first, item.second = at, first, second
-    i = h.used
-    h.used += 1
-    while i > 0:
-        up = (i - 1) >> 1
-        if not before(&item, &h.items[up]):
-            break
-        h.items[i] = h.items[up]
-        i = up
-    h.items[i] = item
-    return True
-
-
-cdef Pending heap_pop(Heap* h) noexcept nogil:
-    cdef Pending top = h.items[0], item
-    cdef int64_t i = 0, child
-    h.used -= 1
-    item = h.items[h.used]
-    while True:
-        child = 2 * i + 1
-        if child >= h.used:
-            break
-        if child + 1 < h.used and before(&h.items[child + 1], &h.items[child]):
-            child += 1
-        if not before(&h.items[child], &item):
-            break
-        h.items[i] = h.items[child]
-        i = child
-    h.items[i] = item
-    return top
+cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil:
+    """Tell a router an SGLang core's KV events since the last time."""
+    cdef Pool log
+    log.events, log.pieces = g.events, g.pieces
+    log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
+    router_events(route, worker, &log)
+    g.events_used = g.pieces_used = 0
 
 
 cdef class Cluster:
@@ -203,9 +164,7 @@ cdef class Cluster:
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
         """Hand a request to a worker; false if memory is short. A negative limit: no engine takes it."""
         cdef Core* c
-        cdef SglangCore* g
         cdef int32_t slot
-        cdef Request* r
         if self.limit[row] < 0:
             self.collector.rows.terminal[row] = END_REJECTED
             self.ended += 1
@@ -214,37 +173,48 @@ cdef class Cluster:
         self.views[worker].count += 1
         if self.paths is None:
             return self.submit_tokens(row, worker)
-        if self.kind == KIND_SGLANG:
-            g = <SglangCore*>self.cores[worker]
-            slot = sgl_new(g, row, self.prompt[row], self.limit[row])
-            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
-                return False
-            g.req[slot].own_key = g.next_own_key
-            g.next_own_key += 1
-            sgl_enqueue(g, slot)
-            self.views[worker].n_waiting = g.n_waiting
-            return True
-        c = <Core*>self.cores[worker]
-        if self.kind == KIND_RULES:
-            slot = rules_new(self.rules[worker], row, self.prompt[row], self.limit[row])
-        else:
-            slot = core_new(c, row, self.prompt[row], self.limit[row])
+        slot = self.form(row, worker, self.limit[row])
         if slot == NIL:
             return False
-        r = &c.req[slot]
-        if r.limit < self.limit[row]:
+        if self.kind == KIND_SGLANG:
+            sgl_enqueue(<SglangCore*>self.cores[worker], slot)
+            self.views[worker].n_waiting = (<SglangCore*>self.cores[worker]).n_waiting
+            return True
+        c = <Core*>self.cores[worker]
+        if c.req[slot].limit < self.limit[row]:
             self.clamped += 1
-        if c.caching:
-            if self.paths.fill(&r.path, row, r.full) != 0:
-                return False
-            r.own_key = c.next_own_key
-            c.next_own_key += 1
         if self.kind == KIND_RULES:
             rules_enqueue(self.rules[worker], slot, NIL, self.priority[row] if self.ranked else 0)
         else:
             core_enqueue(c, slot, NIL)
         self.views[worker].n_waiting = c.n_waiting
         return True
+
+    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil:
+        """A slot on a worker for a request of trace segments, not queued yet; NIL if memory is short."""
+        cdef SglangCore* g
+        cdef Core* c
+        cdef int32_t slot
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            slot = sgl_new(g, row, self.prompt[row], limit)
+            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
+                return NIL
+            g.req[slot].own_key = g.next_own_key
+            g.next_own_key += 1
+            return slot
+        c = <Core*>self.cores[worker]
+        if self.kind == KIND_RULES:
+            slot = rules_new(self.rules[worker], row, self.prompt[row], limit)
+        else:
+            slot = core_new(c, row, self.prompt[row], limit)
+        if slot == NIL or not c.caching:
+            return slot
+        if self.paths.fill(&c.req[slot].path, row, c.req[slot].full) != 0:
+            return NIL
+        c.req[slot].own_key = c.next_own_key
+        c.next_own_key += 1
+        return slot
 
     cdef void run_pass(self, int64_t worker, double now) noexcept nogil:
         """One pass of a worker; its view shows what came of it."""
@@ -543,15 +513,8 @@ cdef class Cluster:
 
     cdef void late_events(self, int64_t worker) noexcept nogil:
         """KV events that are visible when a pass ends (SGLang's), to the router."""
-        cdef SglangCore* g
-        cdef Pool log
-        if self.route == NULL or self.kind != KIND_SGLANG:
-            return
-        g = <SglangCore*>self.cores[worker]
-        log.events, log.pieces = g.events, g.pieces
-        log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
-        router_events(self.route, <int32_t>worker, &log)
-        g.events_used = g.pieces_used = 0
+        if self.route != NULL and self.kind == KIND_SGLANG:
+            tell_sglang(self.route, <int32_t>worker, <SglangCore*>self.cores[worker])
 
     cdef double next_ready(self) noexcept nogil:
         """When the next turn is ready; infinity if none is, or none may start."""

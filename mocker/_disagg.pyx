@@ -16,21 +16,21 @@ from libc.string cimport memmove
 
 import numpy as np
 
-from mocker._cluster cimport KIND_RULES, KIND_SGLANG, Cluster, View, heap_pop, heap_push
+from mocker._cluster cimport KIND_RULES, KIND_SGLANG, Cluster, View, tell_sglang
 from mocker._collect cimport Collector
 from mocker._common cimport (
-    END_CANCELED, END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint32_t)
+    END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint32_t)
 from mocker._core cimport Core
 from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
     handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw, handoff_yield)
-from mocker._kv cimport Pool
-from mocker._requests cimport core_enqueue, core_new
+from mocker._heap cimport heap_pop, heap_push
+from mocker._requests cimport core_enqueue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_cancel, router_completed,
     router_drain, router_events, router_prefill_completed)
 from mocker._sglang cimport (
-    SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_new, sgl_release_source, sgl_reserve, sgl_retry)
+    SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_release_source, sgl_reserve, sgl_retry)
 from mocker._sglang_engine cimport SglangEngine
 
 cdef enum:
@@ -356,8 +356,6 @@ cdef class DisaggCluster(Cluster):
         """A hand-off is over."""
         if not self.marks[row] & CANCELING:
             return self.leave_router(row, 0)
-        if self.collector.rows.terminal[row] == END_NONE:
-            self.collector.rows.terminal[row] = END_CANCELED
         if not self.leave_router(row, 0) or not self.leave_router(row, 1):
             return False
         self.ended += 1
@@ -427,30 +425,6 @@ cdef class DisaggCluster(Cluster):
             self.decode_overlap[row] = tokens
         return self.reserve(row, worker)
 
-    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil:
-        """A slot for a request that is not queued yet; NIL if memory is short."""
-        cdef Core* c
-        cdef SglangCore* g
-        cdef int32_t slot
-        if self.kind == KIND_SGLANG:
-            g = <SglangCore*>self.cores[worker]
-            slot = sgl_new(g, row, self.prompt[row], limit)
-            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
-                return NIL
-            g.req[slot].own_key = g.next_own_key
-            g.next_own_key += 1
-            return slot
-        c = <Core*>self.cores[worker]
-        slot = core_new(c, row, self.prompt[row], limit)
-        if slot == NIL:
-            return NIL
-        if c.caching:
-            if self.paths.fill(&c.req[slot].path, row, c.req[slot].full) != 0:
-                return NIL
-            c.req[slot].own_key = c.next_own_key
-            c.next_own_key += 1
-        return slot
-
     cdef bint submit_source(self, int64_t row, int32_t worker) noexcept nogil:
         cdef int64_t w = self.counted + worker
         cdef int32_t slot = self.form(row, w, 1)
@@ -488,18 +462,13 @@ cdef class DisaggCluster(Cluster):
 
     cdef void tell(self, int64_t worker) noexcept nogil:
         """A prefill worker's KV events, to the router."""
-        cdef SglangCore* g
-        cdef Pool log
-        if worker < self.counted or self.routes[0] == NULL:
+        cdef int32_t number = <int32_t>(worker - self.counted)
+        if number < 0 or self.routes[0] == NULL:
             return
-        if self.kind != KIND_SGLANG:
-            router_events(self.routes[0], <int32_t>(worker - self.counted), &(<Core*>self.cores[worker]).pool)
-            return
-        g = <SglangCore*>self.cores[worker]
-        log.events, log.pieces = g.events, g.pieces
-        log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
-        router_events(self.routes[0], <int32_t>(worker - self.counted), &log)
-        g.events_used = g.pieces_used = 0
+        if self.kind == KIND_SGLANG:
+            tell_sglang(self.routes[0], number, <SglangCore*>self.cores[worker])
+        else:
+            router_events(self.routes[0], number, &(<Core*>self.cores[worker]).pool)
 
     cdef bint pass_ended(self, int64_t worker) noexcept nogil:
         """What a pass did becomes known."""

@@ -92,3 +92,19 @@ cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexc
 cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil
 cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil
 cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
+
+
+cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:
+    """Element that holds a request block."""
+    cdef int32_t low = 0, high = path.n - 1, mid
+    while low < high:
+        mid = (low + high) >> 1
+        if path.ends[mid] > block:
+            high = mid
+        else:
+            low = mid + 1
+    return low
+
+
+cdef inline int32_t element_begin(Path* path, int32_t i) noexcept nogil:
+    return path.ends[i - 1] if i > 0 else 0

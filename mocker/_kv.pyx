@@ -207,21 +207,6 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
 
 # ---- paths ------------------------------------------------------------------------------------------------------
 
-cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:
-    """Element that holds a request block."""
-    cdef int32_t low = 0, high = path.n - 1, mid
-    while low < high:
-        mid = (low + high) >> 1
-        if path.ends[mid] > block:
-            high = mid
-        else:
-            low = mid + 1
-    return low
-
-
-cdef inline int32_t element_begin(Path* path, int32_t i) noexcept nogil:
-    return path.ends[i - 1] if i > 0 else 0
-
 
 cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_block) noexcept nogil:
     """Room for `need` elements; with their hashes and tokens if wanted."""

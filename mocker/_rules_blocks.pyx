@@ -14,11 +14,11 @@ from libc.string cimport memcpy, memset
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
-from mocker._kv cimport Event, Path, Piece, path_reserve
+from mocker._kv cimport Event, Path, Piece, element_at, element_begin, path_reserve
 from mocker._rules cimport (
     RULE_FULL_ONLY, RULE_LRU, RULE_OWN_COPY, Copy, Extra, Hold, Piece2, VllmRulesCore, blocks_of, least, most)
 from mocker._rules_copies cimport (
-    carve, copy_drop, copy_new, cut, element_at, element_begin, find, insert_copy, pick, queue_append, queue_push,
+    carve, copy_drop, copy_new, cut, find, insert_copy, pick, queue_append, queue_push,
     queue_remove, table_insert, table_place)
 
 

@@ -69,19 +69,3 @@ cdef inline void queue_append(VllmRulesCore* x, int32_t at) noexcept nogil:
         if rest != NIL:
             x.copies[rest].upper = at
     queue_push(x, at)
-
-
-cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:
-    """Element that holds a request block."""
-    cdef int32_t low = 0, high = path.n - 1, mid
-    while low < high:
-        mid = (low + high) >> 1
-        if path.ends[mid] > block:
-            high = mid
-        else:
-            low = mid + 1
-    return low
-
-
-cdef inline int32_t element_begin(Path* path, int32_t i) noexcept nogil:
-    return path.ends[i - 1] if i > 0 else 0

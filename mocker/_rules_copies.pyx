@@ -15,7 +15,7 @@ out O(1), in a list of several O(copies of the segment).
 from libc.stdlib cimport calloc, free, malloc
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint8_t, uint64_t
-from mocker._kv cimport Path
+from mocker._kv cimport Path, element_at, element_begin
 from mocker._rules cimport Copy, Piece2, VllmRulesCore, least
 
 

@@ -4,7 +4,7 @@
 Answers to `_tokens`, and to `update_from_output` of vLLM 0.33.0 `v1/core/sched/{scheduler,async_scheduler}.py`.
 A token costs a few loads and stores; one that opens or fills a block also the block operations.
 """
-from libc.math cimport NAN, isnan
+from libc.math cimport NAN
 
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
@@ -16,32 +16,10 @@ from mocker._rules_blocks cimport append_token, fill, lazy, log_removed, take
 from mocker._rules_requests cimport outgrown, preempt, request_end, waiting_remove
 from mocker._spec cimport rng_u32
 from mocker._timing cimport timing_decode_ms
+from mocker._tokens cimport collect_token, handoff_ms
 
 
 # ---- one token --------------------------------------------------------------------------------------------------
-
-cdef inline double handoff_ms(Core* c, Request* r) noexcept nogil:
-    """Time to transfer the prompt's KV when a prefill worker finishes it; NaN if not modelled."""
-    if c.worker_type != WORKER_PREFILL or isnan(c.kv_bytes) or not (c.kv_bandwidth > 0.0):
-        return NAN
-    return <double>r.prompt * c.kv_bytes / (c.kv_bandwidth * 1e9) * 1000.0
-
-
-cdef void collect_token(Core* c, Request* r, double at, int64_t* together) noexcept nogil:
-    """Note a token made at `at`, before it is counted; `together` counts those that follow the last pass's."""
-    cdef double gap
-    if r.gen == 0:
-        c.rows.first_token[r.id] = at
-    else:
-        if r.last_ms == c.last_emit:
-            together[0] += 1
-        else:
-            gaps_add(c.gaps, at - r.last_ms, 1)
-        if r.gen == 1:
-            gap = at - r.last_ms
-            c.rows.second_gap[r.id] = gap if gap > 0.0 else 0.0
-    r.last_ms = at
-
 
 cdef bint give_token(VllmRulesCore* x, int32_t slot, double at, int64_t* together) noexcept nogil:
     """One more token; true if it was the last."""

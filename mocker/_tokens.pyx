@@ -4,7 +4,7 @@
 Answers to `emit_ready_tokens` and `emit_speculative_ready_tokens` of `scheduler/vllm/core.rs` and to `push` of
 `common/sequence.rs`. A token costs a few loads and stores; one that opens a block also the pool's operations.
 """
-from libc.math cimport NAN, isnan
+from libc.math cimport NAN
 from libc.stdlib cimport free, malloc
 
 from mocker._collect cimport gaps_add
@@ -63,13 +63,6 @@ cdef inline void push(Core* c, Request* r, int64_t token) noexcept nogil:
         r.tail_used += 1
     r.len += 1
     r.gen += 1
-
-
-cdef inline double handoff_ms(Core* c, Request* r) noexcept nogil:
-    """Time to transfer the prompt's KV when a prefill worker finishes it; NaN if not modelled."""
-    if c.worker_type != WORKER_PREFILL or isnan(c.kv_bytes) or not (c.kv_bandwidth > 0.0):
-        return NAN
-    return <double>r.prompt * c.kv_bytes / (c.kv_bandwidth * 1e9) * 1000.0
 
 
 cdef void collect_token(Core* c, Request* r, double at, int64_t* together) noexcept nogil:

@@ -4,7 +4,15 @@ from __future__ import annotations
 import json
 import uuid
 
-from mocker import DirectRequest, MockEngineArgs, SchedulerCommand, TraceCollector, VllmCore, create_engine_core
+from mocker import (
+    DirectRequest,
+    MockEngineArgs,
+    SchedulerCommand,
+    SglangCore,
+    TraceCollector,
+    VllmCore,
+    create_engine_core,
+)
 
 DEAD_END = 1024
 
@@ -15,12 +23,17 @@ def request_of(entry: dict) -> DirectRequest:
 
 
 def run_script(script: dict, *, check: bool = True) -> dict:
-    """Result of `script`; with `check` the pool's books are verified after every pass."""
+    """Result of `script`; with `check` the pool's books are verified after every pass and command."""
     try:
         args = MockEngineArgs.from_json(json.dumps(script["args"]))
     except ValueError as error:
         return {"error": str(error)}
-    core = create_engine_core(args, worker_id=script.get("worker_id", 0), capture_kv_events=True)
+    return run_steps(create_engine_core(args, worker_id=script.get("worker_id", 0), capture_kv_events=True), script,
+                     check)
+
+
+def run_steps(core: VllmCore | SglangCore, script: dict, check: bool) -> dict:
+    """Result of a script's steps on a fresh core."""
     collector = TraceCollector()
     steps: list[dict] = []
     pending: list[dict] = []
@@ -51,7 +64,7 @@ def run_script(script: dict, *, check: bool = True) -> dict:
             "per_request": collector.per_request_records(), "drained": core.is_drained()}
 
 
-def _run(core: VllmCore, collector: TraceCollector, pending: list, steps: list, now: float, passes: int,
+def _run(core: VllmCore | SglangCore, collector: TraceCollector, pending: list, steps: list, now: float, passes: int,
          check: bool) -> float:
     idle = 0
     while True:

@@ -1,0 +1,18 @@
+# Data dictionary of the time heap.
+from mocker._common cimport int64_t
+
+
+cdef struct Pending:               # an entry of a time heap
+    double at                      # ms
+    int64_t first                  # ties: event sequence number, or session
+    int64_t second                 # what: worker, or turn
+
+
+cdef struct Heap:
+    Pending* items
+    int64_t used
+    int64_t cap
+
+
+cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil
+cdef Pending heap_pop(Heap* h) noexcept nogil
