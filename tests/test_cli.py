@@ -16,9 +16,8 @@ import pytest
 
 import mocker
 from mocker import args as args_module
-from mocker import cli
 from mocker.args import MockEngineArgs
-from mocker.cli import SCHEDULER_RULES, UNSUPPORTED, main, replay_main
+from mocker.cli import SCHEDULER_RULES, UNSUPPORTED, main, replay_flags, replay_main, terminal
 from mocker.report import GOODPUT_KEYS, REPORT_KEYS
 from mocker.simulation import Simulation
 
@@ -273,13 +272,13 @@ def test_refused(stand, capsys, flags, parts):
 
 
 def test_refused_without_pyarrow(stand, capsys, monkeypatch):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(replay_flags.importlib.util, "find_spec", lambda name: None)
     message = refused(capsys, "trace.jsonl", "--per-request", "r.parquet")
     assert "pip install 'mocker-llm[parquet]'" in message
 
 
 def test_refused_without_permission(stand, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(replay_flags.os, "access", lambda path, mode: False)
     assert "no permission" in refused(capsys, "trace.jsonl", "--report-json", str(tmp_path / "r.json"))
 
 
@@ -482,7 +481,7 @@ class Terminal(io.StringIO):
 def on_terminal(stand, monkeypatch):
     """A function that runs `mocker replay` with a terminal as stderr, and returns what it showed."""
     stand.progress_calls = [(1, 3, 1500.0), (2, 3, 2500.0), (3, 3, 3000.0)]
-    monkeypatch.setattr(cli, "PROGRESS_DELAY_S", 0.0)
+    monkeypatch.setattr(terminal, "PROGRESS_DELAY_S", 0.0)
 
     def run_there(*argv, status=0, stderr=Terminal):
         with monkeypatch.context() as patch:
@@ -501,7 +500,7 @@ def test_progress_on_a_terminal(on_terminal):
 
 
 def test_no_progress_in_a_short_run(stand, on_terminal, monkeypatch):
-    monkeypatch.setattr(cli, "PROGRESS_DELAY_S", 1000.0)
+    monkeypatch.setattr(terminal, "PROGRESS_DELAY_S", 1000.0)
     assert on_terminal("trace.jsonl") == ""
     assert stand.options["progress"] is not None
 
@@ -552,7 +551,7 @@ def test_main_exits(capsys, argv, status):
     assert stop.value.code == status
     out, err = capsys.readouterr()
     if argv == ["--version"]:
-        assert out == f"mocker {cli.__version__}\n"
+        assert out == f"mocker {mocker.__version__}\n"
     if argv == ["nonsense"]:
         assert "nonsense" in err
         assert "replay" in err

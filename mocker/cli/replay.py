@@ -1,0 +1,173 @@
+"""`mocker replay`: flags -> `mocker.simulate` -> a table, JSON, per-request files.
+
+Everything heavy is imported only when a replay starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mocker.report import format_report_table, write_report_json
+
+from .replay_args import aic_perf_config, engine_args, read_engine_values, router_config
+from .replay_flags import build_parser, check_files, check_rules
+from .terminal import (
+    EXIT_CLOSED_PIPE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    complain,
+    describe,
+    drop_stdout,
+    print_text,
+    progress_bar,
+)
+from .unsupported import refuse_unsupported
+
+if TYPE_CHECKING:
+    from mocker.simulation import Simulation
+
+__all__ = ["replay_main"]
+
+
+def _parse(argv: Sequence[str], prog: str) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = build_parser(prog)
+    args = parser.parse_intermixed_args(argv)
+    check_rules(parser, args)
+    if args.router_policy_config is None and args.router_mode == "kv_router":
+        args.router_policy_config = os.environ.get("DYN_ROUTER_POLICY_CONFIG")
+    args.engine_values = read_engine_values(parser, args)
+    refuse_unsupported(parser, args)
+    check_files(parser, args)
+    return parser, args
+
+
+def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simulation:
+    options: dict[str, Any] = {
+        "extra_engine_args": engine_args(parser, args, "--extra-engine-args"),
+        "prefill_engine_args": engine_args(parser, args, "--prefill-engine-args"),
+        "decode_engine_args": engine_args(parser, args, "--decode-engine-args"),
+        "router_config": router_config(parser, args),
+        "aic_perf_config": aic_perf_config(parser, args),
+    }
+    from mocker.replay import SyntheticSpec, simulate
+
+    workload: str | list[str] | SyntheticSpec
+    if args.trace_files:
+        workload = args.trace_files[0] if len(args.trace_files) == 1 else args.trace_files
+    else:
+        workload = SyntheticSpec(
+            input_tokens=args.input_tokens,
+            output_tokens=args.output_tokens,
+            request_count=args.request_count,
+            arrival_interval_ms=args.arrival_interval_ms,
+            turns_per_session=args.turns_per_session,
+            shared_prefix_ratio=args.shared_prefix_ratio,
+            num_prefix_groups=args.num_prefix_groups,
+            inter_turn_delay_ms=args.inter_turn_delay_ms,
+        )
+    seconds = args.max_sim_time_seconds
+    with progress_bar(enabled=not args.no_progress and not args.quiet) as progress:
+        return simulate(
+            workload,
+            **options,
+            num_workers=args.num_workers,
+            num_prefill_workers=args.num_prefill_workers,
+            num_decode_workers=args.num_decode_workers,
+            replay_concurrency=args.replay_concurrency,
+            replay_mode=args.replay_mode,
+            router_mode=args.router_mode,
+            router_tie_break=args.router_tie_break,
+            router_seed=args.router_seed,
+            arrival_speedup_ratio=args.arrival_speedup_ratio,
+            trace_block_size=args.trace_block_size,
+            trace_format=args.trace_format,
+            trace_shared_prefix_ratio=args.trace_shared_prefix_ratio,
+            trace_num_prefix_groups=args.trace_num_prefix_groups,
+            max_sim_time_ms=None if seconds is None else seconds * 1000.0,
+            model_name=args.model_name,
+            sla_ttft_ms=args.sla_ttft_ms,
+            sla_itl_ms=args.sla_itl_ms,
+            sla_e2e_ms=args.sla_e2e_ms,
+            on_short_hash_ids=args.on_short_hash_ids,
+            compat=args.compat,
+            progress=progress,
+        )
+
+
+def _write_results(args: argparse.Namespace, simulation: Simulation, saved: list[tuple[str, Path]]) -> None:
+    """Write the files that the flags ask for, and note each in `saved` when it is complete."""
+    saved.append(("full report", write_report_json(simulation.report, args.report_json)))
+    if args.report_jsonl is not None:
+        saved.append(("per-request records", simulation.write_report_jsonl(args.report_jsonl)))
+    if args.per_request is not None:
+        parquet = args.per_request.endswith(".parquet")
+        write = simulation.write_parquet if parquet else simulation.write_jsonl
+        saved.append(("per-request table" if parquet else "per-request records", write(args.per_request)))
+
+
+def replay_main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run ``mocker replay``, which is also ``python -m mocker.replay``.
+
+    Parameters
+    ----------
+    argv
+        The flags; None for those of the process.
+    prog
+        The name of the program in messages.
+
+    Returns
+    -------
+    int
+        The exit code: 0, 1, 2, 130 or 141 (see the module).
+
+    Raises
+    ------
+    SystemExit
+        With code 2 for wrong flags, with code 0 after ``--help``, as argparse does.
+    """
+    parser, args = _parse(list(sys.argv[1:] if argv is None else argv), prog or "mocker replay")
+    saved: list[tuple[str, Path]] = []
+    running = True
+    try:
+        try:
+            simulation = _simulate(parser, args)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            usage = isinstance(error, ValueError | OSError)  # a TraceError is a ValueError
+            hint = "" if usage or args.debug else " (--debug shows where)"
+            complain(parser.prog, describe(error) + hint, debug=args.debug)
+            return EXIT_USAGE if usage else EXIT_FAILED
+        running = False
+        status = EXIT_OK
+        try:
+            _write_results(args, simulation, saved)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            status = EXIT_FAILED
+            # The numbers are there: print them below all the same.
+            complain(parser.prog, f"the results could not be written: {describe(error)}", debug=args.debug)
+        if not args.quiet:
+            print_text(format_report_table(simulation.report))
+            for what, path in saved:
+                print_text(f"Saved {what} to: {path}")
+            sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        if running:
+            lost = "the replay was not finished; its partial results are lost and nothing was written"
+        else:
+            lost = f"written: {', '.join(str(path) for _, path in saved) or 'nothing'}; other results are lost"
+        sys.stderr.write(f"{parser.prog}: interrupted: {lost}\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        drop_stdout()
+        return EXIT_CLOSED_PIPE

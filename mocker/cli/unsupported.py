@@ -1,0 +1,52 @@
+"""What the flags can ask for and what does not exist yet, in one table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .flags import AIC_FLAGS, dest
+
+
+class Unsupported(NamedTuple):
+    """A use of the flags whose feature does not exist yet."""
+
+    what: str
+    used: Callable[[argparse.Namespace], object]
+    remedy: str
+
+
+def has(flag: str, value: str) -> Callable[[argparse.Namespace], object]:
+    return lambda args: getattr(args, dest(flag)) == value
+
+
+def given(flag: str) -> Callable[[argparse.Namespace], object]:
+    return lambda args: getattr(args, dest(flag)) not in ((None, "auto") if flag.endswith("-dtype") else (None,))
+
+
+def engine_has(name: str) -> Callable[[argparse.Namespace], object]:
+    return lambda args: any(values.get(name) is not None for values in args.engine_values.values())
+
+
+UNSUPPORTED: tuple[Unsupported, ...] = (
+    Unsupported("--planner-config", given("--planner-config"), "leave it out: the number of workers stays fixed"),
+    Unsupported("--replay-mode online", has("--replay-mode", "online"), "use --replay-mode offline"),
+    Unsupported("--trace-format mooncake-delta", has("--trace-format", "mooncake-delta"), "use a mooncake trace"),
+    Unsupported("--trace-format agentic_mooncake", has("--trace-format", "agentic_mooncake"), "use a mooncake trace"),
+    Unsupported(
+        "--trace-format applied_compute_agentic",
+        has("--trace-format", "applied_compute_agentic"),
+        "use a mooncake trace",
+    ),
+    Unsupported("--trace-format dynamo", has("--trace-format", "dynamo"), "use a mooncake trace"),
+    *(Unsupported(flag, given(flag), "leave it out: it serves the KV router only") for flag, _, _ in AIC_FLAGS),
+    Unsupported("engine argument aic_backend", engine_has("aic_backend"), "leave it out and set num_gpu_blocks"),
+)
+"""Everything that the flags can ask for and that does not exist yet. Who adds a feature deletes its line here."""
+
+
+def refuse_unsupported(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    for entry in UNSUPPORTED:
+        if entry.used(args):
+            parser.error(f"{entry.what} is not supported yet; {entry.remedy}")
