@@ -3,8 +3,8 @@
 Answers to the row reader of the reference (`dynamo-data-gen`, `mooncake.rs`) and to
 `MooncakeTraceBuilder::push` (`dynamo-mocker`, `loadgen/trace.rs`), for the rows that nearly every trace consists of:
 one flat object a line, plain numbers, plain ASCII strings. Everything else is only marked here, by its byte range, and
-read by `formats.py`, which also makes every error message. So a row taken here is a valid row, and the two readers must
-agree on it.
+read by `formats/mooncake.py`, which also makes every error message. So a row taken here is a valid row, and the two
+readers must agree on it.
 
 Cost: `scan_mooncake` is O(bytes), one walk after a count of the lines, without the GIL; `link_turns` is O(rows).
 """
@@ -43,7 +43,7 @@ cdef enum:                  # results of link_turns
     LINK_NO_EARLIER_TIMESTAMP = 3
     LINK_BAD_GAP = 4
 
-# Reasons that `link_turns` returns, by name for formats.py.
+# Reasons that `link_turns` returns, by name for formats/mooncake.py.
 OK = LINK_OK
 FIRST_DELAY = LINK_FIRST_DELAY
 BAD_DELAY = LINK_BAD_DELAY

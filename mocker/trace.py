@@ -133,36 +133,40 @@ class Trace:
 
     @staticmethod
     def load(
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         format: str = "auto",
-        block_size: int = 512,
+        block_size: int | None = None,
         on_short_hash_ids: str = "error",
+        **options: Any,
     ) -> Trace:
         """Read a trace file, plain or gzip.
 
         Parameters
         ----------
-        path : path-like
+        path : path-like or sequence of path-like
+            A file, or several for formats that allow it.
         format : str
             A name in `mocker.formats.FORMATS`, or "auto" to look at the first row.
-        block_size : int
-            Tokens per hash id.
+        block_size : int, optional
+            Tokens per hash id; 512 for a format that does not say it itself.
         on_short_hash_ids : {"error", "clamp"}
             What to do with an input length that the hash ids do not cover; "clamp" cuts it as the reference does and
             lists the row in `clamped`.
+        **options
+            Options of the format, see `mocker.formats.Format.options`.
 
         Raises
         ------
         TraceError
             Names file, line and field.
         ValueError
-            An unknown format or `on_short_hash_ids`.
+            An unknown format, option or `on_short_hash_ids`.
         OSError
             The file cannot be opened.
         """
         from .formats import load
 
-        return load(path, format=format, block_size=block_size, on_short_hash_ids=on_short_hash_ids)
+        return load(path, format=format, block_size=block_size, on_short_hash_ids=on_short_hash_ids, **options)
 
     @staticmethod
     def from_columns(

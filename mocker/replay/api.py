@@ -208,9 +208,7 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, bl
     files = [workload] if isinstance(workload, (str, os.PathLike)) else list(workload)
     if not files:
         raise ValueError("trace replay requires at least one trace file")
-    if len(files) > 1:
-        raise ValueError(f"trace_format={trace_format!r} requires exactly one trace file, got {len(files)}")
-    return Trace.load(files[0], trace_format, 512 if block_size is None else block_size, on_short)
+    return Trace.load(files, trace_format, block_size, on_short)
 
 
 def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode: MockEngineArgs | None, workers: int,

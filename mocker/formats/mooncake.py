@@ -1,0 +1,292 @@
+"""The Mooncake reader: JSONL with one request a line.
+
+The compiled scanner takes the usual rows; this module reads the others one by one with a JSON parser, applies the rules
+that need more than one row, and says what is wrong, where, and what to do about it.
+"""
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _trace
+from ..trace import Trace, TraceError
+from .registry import Format
+from .rows import (
+    MAX_INT64,
+    MAX_UINT32,
+    MAX_UINT64,
+    Check,
+    check_integer,
+    check_integers,
+    check_number,
+    check_string,
+    decode,
+    refuse_constants,
+    short,
+)
+from .source import Source
+
+# An alias and its name are one field.
+_MOONCAKE_KEYS = {
+    "timestamp": "timestamp",
+    "created_time": "timestamp",
+    "input_length": "input_length",
+    "input_tokens": "input_length",
+    "output_length": "output_length",
+    "output_tokens": "output_length",
+    "hash_ids": "hash_ids",
+    "delay": "delay",
+    "delay_ms": "delay",
+    "session_id": "session_id",
+    "request_id": "request_id",
+    "priority": "priority",
+    "strict_priority": "strict_priority",
+    "policy_class": "policy_class",
+    "output_token_ids": "output_token_ids",
+}
+
+def load(source: Source) -> Trace:
+    """Read JSONL with one request a line."""
+    rows = _trace.scan_mooncake(source.data, source.start, source.slow)
+    columns = _Columns(rows)
+    error: TraceError | None = None
+    if len(rows.slow):
+        try:
+            columns.add_slow(source)
+        except TraceError as e:
+            error = e           # an earlier row may break a rule that is only checked below
+    if columns.n == 0:
+        if error is not None:
+            raise error
+        source.fail(None, None, "did not contain any requests; a trace has one JSON object a line")
+    trace = columns.finish(source)
+    if error is not None:
+        raise error
+    return trace
+
+
+class _Columns:
+    """Columns of a Mooncake file, from the scanner's rows and the slow ones."""
+
+    def __init__(self, rows: _trace.MooncakeRows) -> None:
+        self.rows = rows
+        self.n = len(rows.line)
+        self.hash_offsets = rows.hash_offsets
+        self.hash_ids = rows.hash_ids
+        self.session_ids = rows.session_ids
+        self.request_ids = rows.request_ids
+        self.policy_class = rows.policy_class
+        self.planned = rows.planned
+        self.output_token_ids = rows.output_token_ids
+
+    def add_slow(self, source: Source) -> None:
+        """Read the rows that the scanner left; after an error the columns end before the bad row."""
+        rows = self.rows
+        slow_ids: list[NDArray[np.uint64]] = []
+        slow_tokens: list[NDArray[np.uint32]] = []
+        counts = np.diff(rows.hash_offsets)
+        taken = np.ones(self.n, np.bool_)
+        try:
+            for row, start, stop in rows.slow.tolist():
+                try:
+                    values = _read_row(source, int(rows.line[row]), source.data[start:stop])
+                except TraceError:
+                    self.n = row
+                    raise
+                taken[row] = False
+                slow_ids.append(values["hash_ids"])
+                counts[row] = len(slow_ids[-1])
+                rows.output_length[row] = values["output_length"]
+                for field, column in (
+                    ("timestamp", rows.arrival_ms), ("delay", rows.delay_ms), ("input_length", rows.input_length),
+                    ("priority", rows.priority), ("strict_priority", rows.strict_priority),
+                ):
+                    if field in values:
+                        column[row] = values[field]
+                for field in ("session_id", "request_id", "policy_class"):
+                    if field in values:
+                        self._set(field, row, values[field])
+                if "output_token_ids" in values:
+                    slow_tokens.append(values["output_token_ids"])
+                    self.planned[row] = len(slow_tokens[-1])
+        finally:
+            n = self.n
+            self.hash_offsets = np.zeros(n + 1, np.int64)
+            np.cumsum(counts[:n], out=self.hash_offsets[1:])
+            self.hash_ids = _splice(counts[:n], taken[:n], rows.hash_ids, slow_ids)
+            if slow_tokens:
+                self.output_token_ids = _splice(self.planned[:n], taken[:n], rows.output_token_ids, slow_tokens)
+
+    def _set(self, field: str, row: int, value: str) -> None:
+        """Store a string of a slow row."""
+        name = field if field == "policy_class" else f"{field}s"
+        if getattr(self, name) is None:
+            setattr(self, name, [None] * len(self.rows.line))
+        getattr(self, name)[row] = value
+
+    def finish(self, source: Source) -> Trace:
+        """Apply the rules that go beyond the syntax of a row, and make the trace."""
+        n, rows = self.n, self.rows
+        line, arrival = rows.line[:n], rows.arrival_ms[:n]
+        output = rows.output_length[:n]
+        counts = np.diff(self.hash_offsets)
+        capacity = counts * source.block_size
+        given = rows.input_length[:n]
+        length = np.where(given < 0, capacity, given)
+        over = length > capacity
+        clamped = np.empty(0, np.int64)
+        if source.clamp and over.any():
+            clamped = np.flatnonzero(over)
+            length = np.minimum(length, capacity)
+            over = np.zeros(n, np.bool_)
+        bad = over | (counts == 0) | (length < 1)
+        worst = int(bad.argmax()) if bad.any() else n
+
+        session, names = self._sessions()
+        turn = np.zeros(n, np.int32)
+        delay = rows.delay_ms[:n]
+        if len(names or line) == n and np.isnan(delay).all():
+            delay = np.zeros(n)
+        else:
+            row, reason = _trace.link_turns(session, len(names or line), arrival, delay, turn)
+            if row < worst:
+                self._fail_link(source, row, reason, None if names is None else names[session[row]])
+        if worst < n:
+            where = int(line[worst])
+            if counts[worst] == 0:
+                source.fail(where, "hash_ids", "is empty; a prompt needs at least one hash id")
+            if length[worst] < 1:
+                source.fail(where, "input_length", "is 0; a prompt needs at least one token")
+            source.fail(
+                where, "input_length",
+                f"{given[worst]} is more than the {capacity[worst]} tokens that {counts[worst]} hash ids of block size "
+                f"{source.block_size} cover; give the right block_size, or on_short_hash_ids='clamp' to cut the prompt",
+            )
+        planned = self.planned.any()
+        return Trace(
+            block_size=source.block_size,
+            arrival_ms=arrival,
+            input_length=length,
+            output_length=output,
+            hash_offsets=self.hash_offsets,
+            hash_ids=self.hash_ids,
+            line=line,
+            session=session,
+            turn=turn,
+            delay_ms=delay,
+            priority=rows.priority,
+            strict_priority=rows.strict_priority,
+            session_ids=None if names is None else tuple(names),
+            request_ids=None if self.request_ids is None else tuple(self.request_ids),
+            policy_class=None if self.policy_class is None else tuple(self.policy_class),
+            output_token_offsets=np.concatenate(([0], np.cumsum(self.planned))) if planned else None,
+            output_token_ids=self.output_token_ids if planned else None,
+            path=source.path,
+            clamped=clamped,
+        )
+
+    def _sessions(self) -> tuple[NDArray[np.int32], list[str] | None]:
+        """Session index of each row, and the names if any row has one."""
+        n = self.n
+        if self.session_ids is None:
+            return np.arange(n, dtype=np.int32), None
+        index: dict[str, int] = {}
+        # A row without a name is called after its line, and joins a session that bears that name, as in the reference.
+        session = np.fromiter(
+            (
+                index.setdefault(f"request_{line}" if name is None else name, len(index))
+                for name, line in zip(self.session_ids[:n], self.rows.line[:n].tolist(), strict=True)
+            ),
+            np.int32, n,
+        )
+        return session, list(index)
+
+    def _fail_link(self, source: Source, row: int, reason: int, session: str | None) -> NoReturn:
+        """Raise for a think time that breaks a rule."""
+        line = int(self.rows.line[row])
+        delay, arrival = float(self.rows.delay_ms[row]), float(self.rows.arrival_ms[row])
+        of = "its session (no row has a session_id)" if session is None else f"session {short(session)}"
+        if reason == _trace.FIRST_DELAY:
+            source.fail(line, "delay", f"is {delay} in the first turn of {of}; only later turns have a delay")
+        if reason == _trace.BAD_DELAY:
+            source.fail(line, "delay", f"is {delay}; a think time must be a finite number of at least 0 ms")
+        if reason == _trace.NO_EARLIER_TIMESTAMP:
+            source.fail(
+                line, "timestamp",
+                f"no earlier row of {of} has a timestamp to subtract; give that row one, or this row a delay",
+            )
+        source.fail(
+            line, "timestamp",
+            f"{arrival} is before (or too far after) the previous timestamp of {of}, so no think time can be "
+            "inferred; sort the turns, or give this row a delay",
+        )
+
+
+def _splice(
+    counts: NDArray[np.int64], taken: NDArray[np.bool_], scanned: NDArray[Any], slow: list[NDArray[Any]]
+) -> NDArray[Any]:
+    """Values of all rows in order, from those of the scanned rows and one array for each of the others."""
+    values = np.empty(counts.sum(), scanned.dtype)
+    from_scan = np.repeat(taken, counts)
+    values[from_scan] = scanned[: np.count_nonzero(from_scan)]
+    if slow:
+        values[~from_scan] = np.concatenate(slow)
+    return values
+
+
+def _read_row(source: Source, line: int, raw: bytes) -> dict[str, Any]:
+    """Read one row with a JSON parser; the fields that it has, by their main name, checked."""
+    text, members = decode(source, line, raw)
+    values: dict[str, Any] = {}
+    for key, value in members:
+        field = _MOONCAKE_KEYS.get(key)
+        if field is None:
+            if source.auto and key == "wait_for":
+                source.fail(
+                    line, key,
+                    "belongs to format 'agentic_mooncake'; name that format, or 'mooncake' to ignore the key",
+                )
+        elif field in values:
+            source.fail(line, field, f"is given twice (the second time as {key!r}); keep one of them")
+        else:
+            values[field] = value
+    values = {field: value for field, value in values.items() if value is not None}
+    for field, (check, low, high) in _CHECKS.items():
+        if field in values:
+            values[field] = check(source, line, field, values[field], low, high)
+    for field in ("hash_ids", "output_length"):
+        if field not in values:
+            source.fail(line, field, "is missing; every row needs it")
+    planned = values.get("output_token_ids")
+    if planned is not None and len(planned) != values["output_length"]:
+        source.fail(
+            line, "output_token_ids",
+            f"holds {len(planned)} tokens, but output_length is {values['output_length']}; make them equal",
+        )
+    length = values.get("input_length", 0)
+    if length > MAX_INT64:     # above every capacity
+        if not source.clamp:
+            source.fail(line, "input_length", f"{length} is more than any hash ids cover; see on_short_hash_ids")
+        values["input_length"] = MAX_INT64
+    refuse_constants(source, line, text)
+    return values
+
+
+_CHECKS: dict[str, tuple[Check, int, int]] = {
+    "timestamp": (check_number, 0, 0),
+    "input_length": (check_integer, 0, MAX_UINT64),
+    "output_length": (check_integer, 0, MAX_INT64),
+    "hash_ids": (check_integers, 0, MAX_UINT64),
+    "delay": (check_number, 0, 0),
+    "session_id": (check_string, 0, 0),
+    "request_id": (check_string, 0, 0),
+    "priority": (check_integer, -(2**31), 2**31 - 1),
+    "strict_priority": (check_integer, 0, MAX_UINT32),
+    "policy_class": (check_string, 0, 0),
+    "output_token_ids": (check_integers, 0, MAX_UINT32),
+}
+
+
+FORMAT = Format("mooncake", load, title="Mooncake JSONL: one request a line, prompts as hash ids")
