@@ -16,7 +16,7 @@ from libc.string cimport memmove
 
 import numpy as np
 
-from mocker._cluster cimport KIND_RULES, KIND_SGLANG, Cluster, View, tell_sglang
+from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector
 from mocker._common cimport (
     END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint32_t)
@@ -32,6 +32,7 @@ from mocker._router cimport (
 from mocker._sglang cimport (
     SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_release_source, sgl_reserve, sgl_retry)
 from mocker._sglang_engine cimport SglangEngine
+from mocker._workers cimport KIND_RULES, KIND_SGLANG, View, tell_sglang
 
 cdef enum:
     IDLE_LIMIT = 100000            # passes in a row, beyond the pool's tokens, that bring nobody further before a

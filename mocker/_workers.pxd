@@ -1,0 +1,80 @@
+# Data dictionary of the workers of a replay, whatever engine they run.
+from mocker._collect cimport Collector
+from mocker._common cimport int32_t, int64_t, uint8_t
+from mocker._paths cimport PathTable
+from mocker._router cimport Router, RouterCore
+from mocker._rules cimport VllmRulesCore
+from mocker._sglang cimport SglangCore
+
+
+cdef enum EngineKind:
+    KIND_CORE = 0                  # vLLM as the reference has it, TRT-LLM
+    KIND_SGLANG = 1
+    KIND_RULES = 2                 # vLLM by switchable rules
+
+
+cdef struct View:                  # what the cluster sees of a worker after a pass
+    double end_ms
+    double last_start
+    int64_t count                  # requests alive
+    int64_t n_waiting
+    int64_t made                   # tokens made in the pass
+    int64_t completed              # requests gone in the pass
+    int64_t admitted
+    int64_t passes                 # since the start
+    bint preempted                 # the next pass may differ though this one brought nothing
+    bint worked                    # tokens were scheduled
+    bint steady                    # fast-forward may go on
+    int64_t* ended                 # [ended_used] rows gone, ~row for a first token
+    int64_t ended_used
+    int error
+
+
+cdef class Workers:
+    cdef readonly list engines
+    cdef readonly Collector collector
+    cdef readonly object worker_of       # int32[n], -1 until assigned
+    cdef readonly object arrival_of      # float64[n], when it really arrived; NaN: it did not
+    cdef readonly double now             # ms, coupled loop
+    cdef readonly int64_t clamped        # requests whose output TRT-LLM cut to the pool
+    cdef readonly int64_t ended          # requests gone so far
+    cdef readonly RouterCore router
+    cdef int kind                        # EngineKind
+    cdef void** cores                    # [workers] Core or SglangCore
+    cdef VllmRulesCore** rules           # [workers] beside the Core, NULL without rules
+    cdef View* views                     # [workers]
+    cdef uint8_t* busy                   # [workers] in a pass
+    cdef int64_t workers
+    cdef int64_t counted                 # of them, from the first on: those whose tokens are the requests' output
+    cdef int64_t n
+    cdef const double[::1] arrival
+    cdef const int64_t[::1] prompt
+    cdef const int64_t[::1] limit
+    cdef int32_t[::1] worker
+    cdef double[::1] arrived
+    cdef PathTable paths
+    cdef object tokens
+    cdef double cap
+    cdef bint single
+    cdef bint fast
+    cdef Router* route                   # NULL: round robin
+    cdef const int64_t[::1] priority     # [n] or NULL
+    cdef const int64_t[::1] strict
+    cdef const int32_t[::1] policy       # [n] router queue class code
+    cdef bint ranked                     # these three are set
+
+    cdef int attach(self, object engine, int64_t worker) except -1
+    cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
+    cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
+    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
+    cdef void run_pass(self, int64_t worker, double now) noexcept nogil
+    cdef double forward(self, int64_t worker, double now, double until) noexcept nogil
+    cdef void look(self, int64_t worker) noexcept nogil
+    cdef bint brought(self, View* c) noexcept nogil
+    cdef void uncount(self, View* c) noexcept nogil
+    cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
+    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil
+    cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
+
+
+cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil

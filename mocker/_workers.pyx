@@ -1,0 +1,323 @@
+# cython: language_level=3
+"""Workers of a replay: one way to hand requests to the engine cores of every kind, run their passes, look at them.
+
+Knows engines and the columns of the workload, no clock and no routes; `_cluster` and `_disagg` run on top of it.
+Costs: O(prompt segments) a request, O(1) a look.
+"""
+from libc.stdlib cimport calloc, free, malloc
+
+import numpy as np
+
+from mocker._collect cimport Collector
+from mocker._common cimport END_NONE, END_REJECTED, NIL, int32_t, int64_t, uint8_t
+from mocker._core cimport Core, Request
+from mocker._engine cimport EngineCore
+from mocker._kv cimport Pool
+from mocker._paths cimport PathTable
+from mocker._requests cimport core_enqueue, core_new
+from mocker._router cimport Router, RouterCore, router_events
+from mocker._rules cimport VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
+from mocker._rules_engine cimport RulesEngine
+from mocker._sglang cimport SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_new, sgl_pass
+from mocker._sglang_engine cimport SglangEngine
+from mocker._vllm cimport core_forward, core_pass
+
+cdef enum:
+    IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
+
+
+cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil:
+    """Tell a router an SGLang core's KV events since the last time."""
+    cdef Pool log
+    log.events, log.pieces = g.events, g.pieces
+    log.events_used, log.pieces_used, log.event_tokens_used = g.events_used, g.pieces_used, 0
+    router_events(route, worker, &log)
+    g.events_used = g.pieces_used = 0
+
+
+cdef class Workers:
+    """The workers of a replay.
+
+    Parameters
+    ----------
+    engines : list of EngineCore or of SglangEngine
+        One per worker, not recording, with no requests.
+    collector : Collector
+        A row per request of the workload.
+    arrival : array of float64, shape (n,)
+        Arrival times, ms (sessions: of the first turns; ignored in closed loop).
+    prompt, limit : array of int64, shape (n,)
+        Prompt tokens and tokens to generate.
+    paths : PathTable or None
+        Block identities; None if the engines take real tokens.
+    tokens : callable or None
+        ``tokens(row) -> (prompt uint32 array, planned output uint32 array)`` for engines of real tokens.
+    router : RouterCore or None
+        Chooses workers; None: each in turn.
+    cap_ms : float
+        No pass starts after this time; infinity for none.
+    single : bool
+        Follow the single-worker runtime in what happens at the cap.
+    fast : bool
+        Fast-forward passes that only decode.
+    """
+
+    def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
+                  const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
+                  RouterCore router, double cap_ms, bint single, bint fast):
+        cdef int64_t i
+        self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
+        self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
+        self.workers, self.n = len(engines), prompt.shape[0]
+        self.counted = self.workers
+        self.worker_of = np.full(self.n, NIL, np.int32)
+        self.arrival_of = np.full(self.n, np.nan)
+        self.worker, self.arrived = self.worker_of, self.arrival_of
+        self.kind = (KIND_SGLANG if isinstance(engines[0], SglangEngine)
+                     else KIND_RULES if isinstance(engines[0], RulesEngine) else KIND_CORE)
+        self.cores = <void**>malloc(self.workers * sizeof(void*))
+        self.rules = <VllmRulesCore**>calloc(self.workers, sizeof(VllmRulesCore*))
+        self.views = <View*>calloc(self.workers, sizeof(View))
+        self.busy = <uint8_t*>calloc(self.workers, 1)
+        if self.cores == NULL or self.rules == NULL or self.views == NULL or self.busy == NULL:
+            raise MemoryError
+        self.router = router
+        if router is not None:
+            self.route = &router.r
+        for i in range(self.workers):
+            self.attach(engines[i], i)
+
+    def __dealloc__(self):
+        free(self.cores)
+        free(self.rules)
+        free(self.views)
+        free(self.busy)
+
+    cdef int attach(self, object engine, int64_t worker) except -1:
+        """Point an engine at the collector and keep its address."""
+        cdef EngineCore core
+        cdef SglangEngine sglang
+        if self.kind == KIND_SGLANG:
+            sglang = engine
+            sglang.collect(self.collector)
+            sglang.c.note_first = self.router is not None
+            self.cores[worker] = &sglang.c
+        else:
+            core = engine
+            core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
+            core.c.note_first = self.router is not None
+            self.cores[worker] = &core.c
+            if self.kind == KIND_RULES:
+                self.rules[worker] = &(<RulesEngine>engine).x
+        return 0
+
+    def set_ranks(self, const int64_t[::1] priority, const int64_t[::1] strict, const int32_t[::1] policy):
+        """Priority, strict priority and router queue class code of each row."""
+        self.priority, self.strict, self.policy, self.ranked = priority, strict, policy, True
+
+    cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
+        """Hand a request to a worker; false if memory is short. A negative limit: no engine takes it."""
+        cdef Core* c
+        cdef int32_t slot
+        if self.limit[row] < 0:
+            self.collector.rows.terminal[row] = END_REJECTED
+            self.ended += 1
+            return self.turn_ended(row, self.now)
+        self.worker[row] = <int32_t>worker
+        self.views[worker].count += 1
+        if self.paths is None:
+            return self.submit_tokens(row, worker)
+        slot = self.form(row, worker, self.limit[row])
+        if slot == NIL:
+            return False
+        if self.kind == KIND_SGLANG:
+            sgl_enqueue(<SglangCore*>self.cores[worker], slot)
+            self.views[worker].n_waiting = (<SglangCore*>self.cores[worker]).n_waiting
+            return True
+        c = <Core*>self.cores[worker]
+        if c.req[slot].limit < self.limit[row]:
+            self.clamped += 1
+        if self.kind == KIND_RULES:
+            rules_enqueue(self.rules[worker], slot, NIL, self.priority[row] if self.ranked else 0)
+        else:
+            core_enqueue(c, slot, NIL)
+        self.views[worker].n_waiting = c.n_waiting
+        return True
+
+    cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil:
+        """A slot on a worker for a request of trace segments, not queued yet; NIL if memory is short."""
+        cdef SglangCore* g
+        cdef Core* c
+        cdef int32_t slot
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            slot = sgl_new(g, row, self.prompt[row], limit)
+            if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
+                return NIL
+            g.req[slot].own_key = g.next_own_key
+            g.next_own_key += 1
+            return slot
+        c = <Core*>self.cores[worker]
+        if self.kind == KIND_RULES:
+            slot = rules_new(self.rules[worker], row, self.prompt[row], limit)
+        else:
+            slot = core_new(c, row, self.prompt[row], limit)
+        if slot == NIL or not c.caching:
+            return slot
+        if self.paths.fill(&c.req[slot].path, row, c.req[slot].full) != 0:
+            return NIL
+        c.req[slot].own_key = c.next_own_key
+        c.next_own_key += 1
+        return slot
+
+    cdef void run_pass(self, int64_t worker, double now) noexcept nogil:
+        """One pass of a worker; its view shows what came of it."""
+        if self.kind == KIND_SGLANG:
+            sgl_pass(<SglangCore*>self.cores[worker], now)
+        elif self.kind == KIND_RULES:
+            rules_pass(self.rules[worker], now)
+        else:
+            core_pass(<Core*>self.cores[worker], now)
+        self.look(worker)
+
+    cdef double forward(self, int64_t worker, double now, double until) noexcept nogil:
+        """Fast-forward a worker through passes that only decode; returns its new now."""
+        if self.kind == KIND_SGLANG:
+            now = sgl_forward(<SglangCore*>self.cores[worker], now, until, self.cap)
+        elif self.kind == KIND_RULES:
+            now = rules_forward(self.rules[worker], now, until, self.cap)
+        else:
+            now = core_forward(<Core*>self.cores[worker], now, until, self.cap)
+        return now
+
+    cdef void look(self, int64_t worker) noexcept nogil:
+        cdef View* v = &self.views[worker]
+        cdef Core* c
+        cdef SglangCore* g
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            v.end_ms, v.last_start, v.count, v.n_waiting = g.end_ms, g.last_start, g.count, g.n_waiting
+            v.made, v.completed, v.admitted, v.passes = g.made, g.completed, g.admitted, g.passes
+            v.preempted, v.worked, v.steady, v.error = g.preempted, g.admitted > 0, g.steady, g.error
+            v.ended, v.ended_used = g.notes, g.notes_used
+            return
+        c = <Core*>self.cores[worker]
+        v.end_ms, v.last_start, v.count, v.n_waiting = c.end_ms, c.last_start, c.count, c.n_waiting
+        v.made, v.completed, v.admitted, v.passes = c.made, c.completed, c.admitted, c.passes
+        v.preempted, v.worked, v.steady = c.preempted, c.budget < c.max_tokens, c.steady
+        v.error = c.error or c.pool.error
+        v.ended, v.ended_used = c.ended, c.ended_used
+
+    cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil:
+        cdef EngineCore engine
+        try:
+            prompt, plan = self.tokens(row)
+            if self.kind == KIND_SGLANG:
+                (<SglangEngine>self.engines[worker]).submit(row, prompt, self.limit[row], plan, 0, row)
+                return True
+            engine = self.engines[worker]
+            slot = engine.submit(row, prompt, self.limit[row], plan, NIL)
+        except MemoryError:
+            return False
+        if engine.c.req[slot].limit < self.limit[row]:
+            self.clamped += 1
+        self.views[worker].n_waiting = engine.c.n_waiting
+        return True
+
+    cdef bint brought(self, View* c) noexcept nogil:
+        """Whether the pass brought somebody further: made a token or ended a request."""
+        return c.made > 0 or c.completed > 0
+
+    cdef void uncount(self, View* c) noexcept nogil:
+        """Requests whose last pass ends after the cap: nobody sees them end."""
+        cdef int64_t i
+        for i in range(c.ended_used):
+            if c.ended[i] >= 0:
+                self.collector.rows.terminal[c.ended[i]] = END_NONE
+
+    def flush(self):
+        """Write what is known of the requests that have not ended into the columns."""
+        cdef int64_t w, i
+        cdef Core* c
+        cdef Request* r
+        cdef SglangCore* g
+        cdef SglRequest* q
+        for w in range(self.counted):
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[w]
+                for i in range(g.req_used):
+                    q = &g.req[i]
+                    if q.status != 0 and q.gen > 0:
+                        self.collector.rows.tokens[q.id] = q.gen
+                        self.collector.rows.last_token[q.id] = q.last_ms
+                continue
+            c = <Core*>self.cores[w]
+            for i in range(c.req_used):
+                r = &c.req[i]
+                if r.status != 0 and r.gen > 0:
+                    self.collector.rows.tokens[r.id] = r.gen
+                    self.collector.rows.last_token[r.id] = r.last_ms
+
+    def raise_errors(self):
+        """Turn an error of an engine or the collector into an exception."""
+        for engine in self.engines:
+            if self.kind == KIND_SGLANG:
+                (<SglangEngine>engine).raise_error()
+            else:
+                (<EngineCore>engine).raise_error()
+        if self.router is not None:
+            self.router.raise_error()
+        if self.collector.gaps.error:
+            raise MemoryError
+
+    cdef bint turn_ended(self, int64_t row, double now) noexcept nogil:
+        """A request has ended, however; false if memory is short. For those who have to know."""
+        return True
+
+    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil:
+        """Count a pass that brought nobody further; true when no other pass can, at once if this one changed nothing.
+
+        Without a preemption each pass computes a token that the pool has room for, so more passes than the pool has
+        tokens go round in circles.
+        """
+        cdef View* c = &self.views[worker]
+        idle[0] += 1
+        return ((c.admitted == 0 and not c.preempted and not c.worked and c.end_ms <= start)
+                or (idle[0] >= IDLE_LIMIT and idle[0] >= IDLE_LIMIT + self.pool_tokens(worker)))
+
+    cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil:
+        """Tokens that a worker's pool holds."""
+        cdef Core* c
+        if self.kind == KIND_SGLANG:
+            return (<SglangCore*>self.cores[worker]).total
+        c = <Core*>self.cores[worker]
+        return c.pool.capacity << c.shift
+
+    def unfinished(self):
+        """Rows of the requests alive in the engines, with their worker and status.
+
+        Returns
+        -------
+        list of tuple
+            (row, worker, status code, tokens known, tokens computed, preemptions).
+        """
+        cdef int64_t w, i
+        cdef Core* c
+        cdef Request* r
+        cdef SglangCore* g
+        cdef SglRequest* q
+        out = []
+        for w in range(self.workers):
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[w]
+                for i in range(g.req_used):
+                    q = &g.req[i]
+                    if q.status != 0:
+                        out.append((q.id, w, 1, q.len, q.computed, q.retractions))
+                continue
+            c = <Core*>self.cores[w]
+            for i in range(c.req_used):
+                r = &c.req[i]
+                if r.status != 0:
+                    out.append((r.id, w, r.status, r.len, r.computed, r.preemptions))
+        return out
