@@ -28,6 +28,7 @@ from .router_config import KvRouterConfig
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .sglang import SglangCore
 from .simulation import Simulation
+from .sweeps import SweepTable, sweep
 from .trace import Trace, sample_trace_path
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
     "PrefillCost",
     "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
     "SglangArgs", "SglangCore",
-    "Simulation", "SpeculativeDecodeSampler", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
-    "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
-    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",
+    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError",
+    "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
+    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate", "sweep",
 ]

@@ -6,6 +6,8 @@ runtime in `replay/entrypoints.rs`.
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -155,6 +157,26 @@ def trace_tokens(trace: Trace) -> TokenSource:
     return tokens
 
 
+_paths: dict[int, dict[int, PathTable]] = {}     # by id of a trace that lives, block size
+_paths_lock = threading.Lock()
+
+
+def trace_paths(trace: Trace, block_size: int) -> PathTable:
+    """Block identities of a trace's prompts, kept as long as the trace is."""
+    with _paths_lock:
+        known = _paths.get(id(trace))
+        if known is None:
+            known = _paths[id(trace)] = {}
+            weakref.finalize(trace, _paths.pop, id(trace), None).atexit = False
+        table = known.get(block_size)
+    if table is None:
+        table = PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length, trace.block_size,
+                                        block_size)
+        with _paths_lock:
+            table = known.setdefault(block_size, table)
+    return table
+
+
 def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     """A trace ready to replay: open loop starts at 0 and is sped up; closed loop keeps think times as they are.
 
@@ -165,6 +187,7 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     """
     if not (math.isfinite(speedup) and speedup > 0):
         raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    given = trace
     if not closed_loop:
         trace = trace.normalize_session_starts()
         if speedup != 1.0:
@@ -173,8 +196,7 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     single = trace.is_single_turn
     return Workload(
         arrival=trace.arrival_ms, prompt=trace.input_length, limit=trace.output_length,
-        make_paths=lambda block_size: PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length,
-                                                              trace.block_size, block_size),
+        make_paths=lambda block_size: trace_paths(given, block_size),
         tokens=trace_tokens(trace), planned=trace.output_token_ids is not None,
         session=None if single else trace.session, turn=None if single else trace.turn,
         delay=None if single else trace.delay_ms, trace=trace)

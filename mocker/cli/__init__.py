@@ -10,6 +10,7 @@ from mocker._version import __version__
 
 from .replay import replay_main
 from .replay_flags import SCHEDULER_RULES
+from .sweep import sweep_main
 from .terminal import EXIT_OK
 from .unsupported import UNSUPPORTED
 
@@ -17,6 +18,7 @@ __all__ = ["SCHEDULER_RULES", "UNSUPPORTED", "main", "replay_main"]
 
 _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "replay": (replay_main, "simulate serving a trace or a synthetic workload, and report"),
+    "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
 }
 
 

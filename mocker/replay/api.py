@@ -414,7 +414,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
-             progress: Progress | None = None, fast_forward: bool = True, _real_tokens: bool = False) -> Simulation:
+             progress: Progress | None = None, fast_forward: bool = True, _real_tokens: bool = False,
+             _report_only: bool = False) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
@@ -447,6 +448,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
         force_tokens=_real_tokens)
+    if _report_only:
+        return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
     return Simulation(report, _columns(run), meta)
