@@ -1,6 +1,7 @@
 """One simulated engine rank, pass by pass: vLLM's policy, TRT-LLM's GUARANTEED_NO_EVICT, speculative decoding."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import clock
@@ -196,6 +197,8 @@ class ModelCore:
         """Phase B. Strictly first come, first served; not at all after a preemption. The budget is not looked at."""
         while not p.preempted_any and len(self.running) < self.args.max_seqs and self.waiting:
             request = self.requests[self.waiting[0]]
+            if self._must_wait(request):
+                break
             if request.prebuilt:
                 cost = PrefillCost(request.sequence.prompt_len, request.sequence.prompt_len)
             else:
@@ -205,9 +208,14 @@ class ModelCore:
                 if verdict == "reject":
                     self._reject(p, request, "rejected")
                     continue
-                if self._over_budget(p, request, cost):
-                    self._reject(p, request, "over_budget")
-                    continue
+            promotion = self._promote_from_below(p, request, cost)
+            if promotion == "parked":
+                continue
+            if promotion == "blocked":
+                break
+            if not request.prebuilt and self._over_budget(p, request, cost):
+                self._reject(p, request, "over_budget")
+                continue
             outcome, used = self._schedule(p, request, cost)
             if outcome != "scheduled" or (used == 0 and p.budget == 0):
                 break
@@ -262,6 +270,20 @@ class ModelCore:
         self._free(request, request.sequence.allocated)
         self._forget(request, status)
 
+    # ---- KV offload: what a core without it answers
+
+    def _must_wait(self, request: Request) -> bool:
+        """Whether the request waits for room that a copy to a lower tier still takes."""
+        return False
+
+    def _promote_from_below(self, p: Pass, request: Request, cost: PrefillCost) -> str:
+        """Whether the request was parked, is blocked, or (miss) goes on to be scheduled."""
+        return "miss"
+
+    def _blocked(self, attempt: Callable[[], bool], waiters: list[Request]) -> bool | None:
+        """What an attempt to take blocks gives; None if `waiters` must wait for a copy first."""
+        return attempt()
+
     # ---- scheduling one request
 
     def _schedule(self, p: Pass, request: Request, cost: PrefillCost | None) -> tuple[str, int]:
@@ -284,6 +306,8 @@ class ModelCore:
         if want == 0 and remaining > 0:
             return "blocked", 0
 
+        if self._must_wait(request):
+            return "blocked", 0
         target = start + want
         done = target
         while True:
@@ -292,7 +316,12 @@ class ModelCore:
                 break
             first = sequence.blocks_for(sequence.allocated)
             blocks = sequence.blocks[first : sequence.blocks_for(target)]
-            if not blocks or self.kv.use(blocks, sequence.blocks[first - 1] if first > 0 else None):
+            parent = sequence.blocks[first - 1] if first > 0 else None
+            taken = not blocks or self._blocked(lambda: self.kv.use(blocks, parent), [request])  # noqa: B023
+            if taken is None:
+                done = start
+                break
+            if taken:
                 sequence.allocated = target
                 request.computed = done
                 break
@@ -345,7 +374,12 @@ class ModelCore:
         """
         if self.args.trtllm or not self.running:
             return None
-        victim = self.requests[self.running.pop(0 if self.args.fifo_preemption else -1)]
+        order = self.running if self.args.fifo_preemption else self.running[::-1]
+        uuid = next((uuid for uuid in order if not self._must_wait(self.requests[uuid])), None)
+        if uuid is None:
+            return None
+        self.running.remove(uuid)
+        victim = self.requests[uuid]
         victim.status = PREEMPTED
         victim.computed = 0
         victim.preemptions += 1
@@ -423,13 +457,16 @@ class ModelCore:
             if request.status != RUNNING:
                 continue
             sequence = request.sequence
-            while True:
+            while not self._must_wait(request):
                 token = sequence.next_token()
                 signals = sequence.push(token)
-                if self._apply(signals):
+                applied = self._blocked(lambda: self._apply(signals), [request])  # noqa: B023
+                if applied:
                     self._emitted(p, request, token, bool(signals))
                     break
                 sequence.pop()
+                if applied is None:
+                    break
                 victim = self._preempt()
                 if victim is None:
                     break
@@ -468,13 +505,18 @@ class ModelCore:
         """Speculative decoding: room for the longest bursts is reserved for all, then bursts are drawn for all."""
         args = self.args
         longest = 1 if args.prefill_worker else args.nextn + 1
+        if any(self._must_wait(request) for request in ready):
+            return 0
         while True:
             reserved = 0
             for request in ready:
                 sequence = request.sequence
                 burst = min(longest, sequence.max_output - sequence.generated)
                 reserved += ceil_div(len(sequence) + burst, args.block_size) - sequence.known_blocks()
-            if self.kv.reserve(reserved):
+            taken = self._blocked(lambda: self.kv.reserve(reserved), ready)  # noqa: B023
+            if taken is None:
+                return 0
+            if taken:
                 break
             victim = self._preempt()
             if victim is None:

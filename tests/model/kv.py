@@ -82,6 +82,7 @@ class KvPool:
         self.free = capacity
         self.inactive = Lineage()
         self.references: dict[int, int] = {}  # active full blocks: hash -> number of owners
+        self.pins: dict[int, int] = {}  # full blocks that are kept, for a transfer, beside their owners
         self.partials: set[Partial] = set()  # active partial blocks, one owner each
         self.full_by_hash: dict[int, Full] = {}  # active or inactive
         self.events: list[dict] = []
@@ -127,6 +128,14 @@ class KvPool:
             del self.full_by_hash[block.seq_hash]
         return evicted
 
+    def _room(self, count: int, resurrected: list[Full]) -> list[Full] | None:
+        """Slots for fresh blocks; if there are none, the blocks picked up meanwhile go back."""
+        evicted = self._take_slots(count)
+        if evicted is None:
+            for block in resurrected:
+                self.inactive.insert(block)
+        return evicted
+
     def _reference(self, block: Full) -> None:
         self.references[block.seq_hash] = self.references.get(block.seq_hash, 0) + 1
         self.full_by_hash[block.seq_hash] = block
@@ -145,7 +154,7 @@ class KvPool:
         for block in blocks:
             if isinstance(block, Partial):
                 fresh.append(block)
-            elif block.seq_hash in self.references:
+            elif block.seq_hash in self.references or block.seq_hash in self.pins:
                 continue
             elif block in self.inactive:
                 self.inactive.remove(block)
@@ -153,10 +162,8 @@ class KvPool:
             else:
                 fresh.append(block)
 
-        evicted = self._take_slots(len(fresh))
+        evicted = self._room(len(fresh), resurrected)
         if evicted is None:
-            for block in resurrected:
-                self.inactive.insert(block)
             return False
 
         # A run of fresh full blocks is one event; a hit closes the run. All of them come before the removals.
@@ -198,7 +205,7 @@ class KvPool:
     def promote(self, partial: Partial, block: Full, parent_hash: int | None) -> None:
         """A filled block gets its identity. If the identity exists already, that block is used, this one is freed."""
         self.partials.remove(partial)
-        if block.seq_hash in self.references:
+        if block.seq_hash in self.references or block.seq_hash in self.pins:
             self.free += 1
         elif block in self.inactive:
             self.inactive.remove(block)
@@ -216,7 +223,8 @@ class KvPool:
         self.references[block.seq_hash] -= 1
         if self.references[block.seq_hash] == 0:
             del self.references[block.seq_hash]
-            self.inactive.insert(self.full_by_hash[block.seq_hash])
+            if block.seq_hash not in self.pins:
+                self.inactive.insert(self.full_by_hash[block.seq_hash])
 
     def prefill_cost(self, sequence: Sequence) -> PrefillCost:
         """Longest cached prefix, capped by the prompt. A look only: no tick changes."""
@@ -227,7 +235,7 @@ class KvPool:
                     break
                 if block.seq_hash in self.references:
                     active_overlap += 1
-                elif block not in self.inactive:
+                elif block not in self.inactive and block.seq_hash not in self.pins:
                     break
                 overlap += 1
         return PrefillCost(

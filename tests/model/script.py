@@ -5,6 +5,7 @@ import uuid as uuid_module
 
 from .collector import Collector
 from .core import ArgsError, ModelCore
+from .offload_core import OffloadCore, offload_config
 
 DEAD_END = 1024  # passes in a row without an output, an admission or time going on
 
@@ -12,7 +13,8 @@ DEAD_END = 1024  # passes in a row without an output, an admission or time going
 def run_script(script: dict, **additions: bool) -> dict:
     """Result of `script`, whose steps are trace, run, now and submit. `additions` go to ModelCore."""
     try:
-        core = ModelCore(script["args"], script.get("worker_id", 0), **additions)
+        tiers = offload_config(script["args"]) is not None
+        core = (OffloadCore if tiers else ModelCore)(script["args"], script.get("worker_id", 0), **additions)
     except ArgsError as error:
         return {"error": str(error)}
     collector = Collector()
