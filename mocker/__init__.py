@@ -29,12 +29,13 @@ from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillC
 from .sglang import SglangCore
 from .simulation import Simulation
 from .sweeps import SweepTable, sweep
+from .timeline import Recording
 from .trace import Trace, sample_trace_path
 
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot", "KvManager",
     "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash",
-    "PrefillCost",
+    "PrefillCost", "Recording",
     "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
     "SglangArgs", "SglangCore",
     "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError",

@@ -52,6 +52,7 @@ cdef class Cluster(Workers):
     cdef double next_ready(self) noexcept nogil
     cdef bint ended_rows(self, View* c, double now) noexcept nogil
     cdef bint coupled(self, int64_t passes) noexcept nogil
+    cdef int64_t queued(self) noexcept nogil
     cdef bint rescue(self) noexcept nogil
     cdef bint completions(self) noexcept nogil
     cdef bint apart(self) noexcept nogil

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from ._collect import Collector
 from ._engine import EngineCore
 from ._paths import PathTable
+from ._record import Recorder
 from ._router import RouterCore
 from ._rules_engine import RulesEngine
 from ._sglang_engine import SglangEngine
@@ -28,6 +29,9 @@ class Cluster:
         tokens: Callable[[int], tuple[NDArray[np.uint32], NDArray[np.uint32]]] | None, router: RouterCore | None,
         cap_ms: float, single: bool, fast: bool,
     ) -> None: ...
+    recorder: Recorder | None
+    def record(self, recorder: Recorder) -> None: ...
+    def capacities(self) -> NDArray[np.int64]: ...
     def set_ranks(self, priority: NDArray[np.int64], strict: NDArray[np.int64],
                   policy: NDArray[np.int32]) -> None: ...
     def set_order(self, order: NDArray[np.int64]) -> None: ...

@@ -19,6 +19,7 @@ from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
 from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport path_free, path_reserve
+from mocker._record cimport timeline_queue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, router_arrival, router_completed, router_drain, router_events,
     router_prefill_completed)
@@ -319,10 +320,16 @@ cdef class Cluster(Workers):
                 self.finished = True
                 return True
             if at > self.now:
+                if self.timeline != NULL:
+                    timeline_queue(self.timeline, self.now, at, self.queued())
                 self.now = at
             if not self.settle(&done):
                 return False
         return True
+
+    cdef int64_t queued(self) noexcept nogil:
+        """Requests that a router keeps back."""
+        return 0 if self.route == NULL else self.route.queued
 
     cdef bint rescue(self) noexcept nogil:
         """Whether something could be done about a dead end."""

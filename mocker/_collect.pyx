@@ -105,6 +105,27 @@ cdef class Collector:
         self.settle()
         return _weighted(self.gaps.values, self.gaps.weights, self.gaps.used)
 
+    def gap_histogram(self):
+        """The gaps counted in bins of about 1 %.
+
+        Returns
+        -------
+        upper : ndarray of float64, shape (k,)
+            Upper ends of the bins that are not empty, ms, rising; 0 for gaps below 2**-20 ms.
+        weights : ndarray of int64, shape (k,)
+            Gaps in each.
+        """
+        cdef int64_t i, k, first = bits_of(2.0 ** -20) >> 46
+        self.settle()
+        bins = np.zeros(4096, np.int64)        # 64 powers of two, 64 bins each
+        cdef int64_t[::1] b = bins
+        for i in range(self.gaps.used):        # the exponent and the upper 6 bits of the fraction
+            k = <int64_t>(bits_of(self.gaps.values[i]) >> 46) - first
+            b[min(max(k, 0), 4095)] += self.gaps.weights[i]
+        filled = np.flatnonzero(bins)
+        upper = ((filled + (first + 1)).astype(np.uint64) << np.uint64(46)).view(np.float64)
+        return np.where(filled == 0, 0.0, upper), bins[filled]
+
     cdef int settle(self) except -1:
         """Move the counted zeros into the log."""
         if self.gaps.zeros > 0:

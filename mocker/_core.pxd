@@ -141,6 +141,9 @@ cdef struct Core:
     int32_t* ready                 # scratch: slots that will make a token
     int64_t ready_cap
     double last_emit               # end of the last pass that made tokens
+    int64_t seen_running           # when the batch was put together: requests in it,
+    int64_t seen_waiting           # requests behind it
+    int64_t seen_used              # blocks held
     # what it produced
     double end_ms
     double last_start              # when the newest pass began, fast-forwarded ones included

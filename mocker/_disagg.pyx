@@ -25,6 +25,8 @@ from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
     handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw, handoff_yield)
 from mocker._heap cimport heap_pop, heap_push
+from mocker._record cimport timeline_arrival
+from mocker._record_engines cimport record_rest
 from mocker._requests cimport core_enqueue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_cancel, router_completed,
@@ -293,12 +295,14 @@ cdef class DisaggCluster(Cluster):
             else:
                 handoff_activate(<Core*>self.cores[worker], self.slot[row])
             self.activated_ms[row] = self.now
+            self.rest(worker)
             return self.issue(row, RELEASE_SOURCE) and self.capacity(worker)
         if step == CANCEL_DESTINATION:
             if self.kind == KIND_SGLANG:
                 sgl_drop(<SglangCore*>self.cores[worker], self.slot[row])
             else:
                 handoff_withdraw(<Core*>self.cores[worker], self.slot[row])
+            self.rest(worker)
             return self.cleaned(row, DESTINATION_CLEAN) and self.capacity(worker)
         if self.marks[row] & SOURCE_ALIVE:
             if self.kind == KIND_SGLANG:
@@ -306,11 +310,21 @@ cdef class DisaggCluster(Cluster):
             else:
                 handoff_release_source(<Core*>self.cores[worker], self.source_slot[row])
             self.marks[row] &= ~SOURCE_ALIVE
+            self.rest(worker)
             self.tell(worker)
         if step == RELEASE_SOURCE:
             self.released_ms[row] = self.now
             return self.issue(row, COMPLETE)
         return self.cleaned(row, SOURCE_CLEAN)
+
+    cdef void rest(self, int64_t worker) noexcept nogil:
+        """An idle worker holds more or less than before, to the recorder."""
+        if self.timeline != NULL:
+            record_rest(self.timeline, worker, self.kind == KIND_SGLANG, self.cores[worker], self.now)
+
+    cdef int64_t queued(self) noexcept nogil:
+        return ((0 if self.routes[0] == NULL else self.routes[0].queued)
+                + (0 if self.routes[1] == NULL else self.routes[1].queued))
 
     cdef bint capacity(self, int64_t worker) noexcept nogil:
         """Something changed on an idle decode worker: look at it, and reserve for who waits there."""
@@ -351,6 +365,7 @@ cdef class DisaggCluster(Cluster):
             return True
         self.marks[row] |= RESERVED
         self.reserved_ms[row] = self.now
+        self.rest(worker)
         return self.advance(row)
 
     cdef bint complete(self, int64_t row) noexcept nogil:
@@ -436,6 +451,8 @@ cdef class DisaggCluster(Cluster):
         else:
             (<Core*>self.cores[w]).req[slot].source = 1
             core_enqueue(<Core*>self.cores[w], slot, NIL)
+        if self.timeline != NULL:
+            timeline_arrival(self.timeline, w, self.now)
         self.source[row], self.source_slot[row] = worker, slot
         self.marks[row] |= SOURCE_ALIVE
         self.tries[w] = 0
@@ -455,6 +472,8 @@ cdef class DisaggCluster(Cluster):
             return self.fail(row, END_FAILED)
         self.slot[row], self.worker[row] = slot, worker
         self.tries[worker] = 0
+        if self.timeline != NULL:
+            timeline_arrival(self.timeline, worker, self.now)
         if self.busy[worker]:
             return True
         return self.reserved(worker, self.retry(worker))

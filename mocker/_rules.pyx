@@ -166,6 +166,7 @@ cdef void rules_pass(VllmRulesCore* x, double now) noexcept nogil:
     schedule_running(x)
     admit_waiting(x, now)
     x.planning = False
+    c.seen_running, c.seen_waiting, c.seen_used = c.n_running, c.n_waiting, c.pool.active
     start = now
     if c.batch > 0 and c.worker_type != WORKER_DECODE:
         start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)

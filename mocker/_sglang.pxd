@@ -149,6 +149,9 @@ cdef struct SglangCore:
     int64_t* bursts                # [n_running] speculative bursts
     int64_t bursts_cap
     double last_emit               # end of the last pass that made tokens
+    int64_t seen_running           # when the batch was put together: requests in it,
+    int64_t seen_waiting           # requests behind it
+    int64_t seen_used              # tokens of the pool that requests hold
     # what it produced
     double end_ms
     double last_start              # when the newest pass began, fast-forwarded ones included

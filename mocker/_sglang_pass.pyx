@@ -329,6 +329,8 @@ cdef void run_pass(SglangCore* c, double now) noexcept nogil:
     if c.lpm:
         order_waiting(c)
     admit_waiting(c, now)
+    c.seen_running, c.seen_waiting = c.n_running, c.n_waiting
+    c.seen_used = c.total - c.tree.available - c.tree.evictable
     if c.batch > 0 and c.worker_type != WORKER_DECODE:
         start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)
     if c.metrics and c.n_running > 0:

@@ -273,6 +273,7 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.steady = False
     schedule_running(c)
     admit_waiting(c, now)
+    c.seen_running, c.seen_waiting, c.seen_used = c.n_running, c.n_waiting, c.pool.active
     start = now
     if c.batch > 0 and c.worker_type != WORKER_DECODE:
         start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)

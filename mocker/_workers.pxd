@@ -2,6 +2,7 @@
 from mocker._collect cimport Collector
 from mocker._common cimport int32_t, int64_t, uint8_t
 from mocker._paths cimport PathTable
+from mocker._record cimport Recorder, Timeline
 from mocker._router cimport Router, RouterCore
 from mocker._rules cimport VllmRulesCore
 from mocker._sglang cimport SglangCore
@@ -62,6 +63,8 @@ cdef class Workers:
     cdef const int64_t[::1] strict
     cdef const int32_t[::1] policy       # [n] router queue class code
     cdef bint ranked                     # these three are set
+    cdef readonly Recorder recorder
+    cdef Timeline* timeline              # its; NULL: nobody records
 
     cdef int attach(self, object engine, int64_t worker) except -1
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
@@ -69,6 +72,8 @@ cdef class Workers:
     cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
     cdef void run_pass(self, int64_t worker, double now) noexcept nogil
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil
+    cdef double repeat(self, int64_t worker, double now, double until) noexcept nogil
+    cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil
     cdef void look(self, int64_t worker) noexcept nogil
     cdef bint brought(self, View* c) noexcept nogil
     cdef void uncount(self, View* c) noexcept nogil

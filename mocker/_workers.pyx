@@ -4,6 +4,7 @@
 Knows engines and the columns of the workload, no clock and no routes; `_cluster` and `_disagg` run on top of it.
 Costs: O(prompt segments) a request, O(1) a look.
 """
+from libc.math cimport INFINITY
 from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
@@ -14,6 +15,8 @@ from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._kv cimport Pool
 from mocker._paths cimport PathTable
+from mocker._record cimport Recorder, timeline_arrival, timeline_edge
+from mocker._record_engines cimport record_pass, record_stretch
 from mocker._requests cimport core_enqueue, core_new
 from mocker._router cimport Router, RouterCore, router_events
 from mocker._rules cimport VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
@@ -115,6 +118,17 @@ cdef class Workers:
         """Priority, strict priority and router queue class code of each row."""
         self.priority, self.strict, self.policy, self.ranked = priority, strict, policy, True
 
+    def record(self, Recorder recorder):
+        """Let a recorder see every pass from now on."""
+        self.recorder = recorder
+        self.timeline = &recorder.t
+
+    def capacities(self):
+        """Blocks of each worker's KV pool (SGLang: pages), int64, shape (workers,)."""
+        return np.array([self.pool_tokens(w) // ((<SglangCore*>self.cores[w]).page if self.kind == KIND_SGLANG
+                                                 else (<Core*>self.cores[w]).block_size)
+                         for w in range(self.workers)], np.int64)
+
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
         """Hand a request to a worker; false if memory is short. A negative limit: no engine takes it."""
         cdef Core* c
@@ -125,6 +139,8 @@ cdef class Workers:
             return self.turn_ended(row, self.now)
         self.worker[row] = <int32_t>worker
         self.views[worker].count += 1
+        if self.timeline != NULL:
+            timeline_arrival(self.timeline, worker, max(self.arrived[row], self.now))
         if self.paths is None:
             return self.submit_tokens(row, worker)
         slot = self.form(row, worker, self.limit[row])
@@ -179,9 +195,15 @@ cdef class Workers:
         else:
             core_pass(<Core*>self.cores[worker], now)
         self.look(worker)
+        if self.timeline != NULL:
+            record_pass(self.timeline, worker, self.kind == KIND_SGLANG, self.cores[worker], now)
 
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil:
         """Fast-forward a worker through passes that only decode; returns its new now."""
+        return self.forward_recorded(worker, now, until) if self.timeline != NULL else self.repeat(worker, now, until)
+
+    cdef double repeat(self, int64_t worker, double now, double until) noexcept nogil:
+        """The engine's own fast-forward."""
         if self.kind == KIND_SGLANG:
             now = sgl_forward(<SglangCore*>self.cores[worker], now, until, self.cap)
         elif self.kind == KIND_RULES:
@@ -189,6 +211,24 @@ cdef class Workers:
         else:
             now = core_forward(<Core*>self.cores[worker], now, until, self.cap)
         return now
+
+    cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil:
+        """The same, bin by bin where the passes differ (SGLang's, whose context grows)."""
+        cdef double start, edge = INFINITY
+        cdef int64_t before
+        cdef bint sglang = self.kind == KIND_SGLANG
+        cdef int64_t* passes = (&(<SglangCore*>self.cores[worker]).passes if sglang
+                                else &(<Core*>self.cores[worker]).passes)
+        while True:
+            start, before = now, passes[0]
+            if sglang:
+                edge = timeline_edge(self.timeline, now)
+            now = self.repeat(worker, start, min(until, edge))
+            if passes[0] == before:
+                return now
+            record_stretch(self.timeline, worker, sglang, self.cores[worker], start, now, passes[0] - before)
+            if now >= until or edge == INFINITY:
+                return now
 
     cdef void look(self, int64_t worker) noexcept nogil:
         cdef View* v = &self.views[worker]

@@ -19,6 +19,8 @@ from mocker.report import TABLE_COLUMNS, TITLE, format_report_table, problem_lin
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mocker.timeline import Timeline
+
 __all__ = ["RECORD_KEYS", "Simulation"]
 
 RECORD_KEYS = (
@@ -67,6 +69,10 @@ class Simulation:
         One array for each per-request field, all of one length, in trace order.
     meta
         How the result came about: version, configuration, workload.
+    timeline
+        What was recorded over simulated time.
+    gaps
+        Upper ends of bins of inter-token gaps, ms, and the gaps in each; kept with a timeline.
 
     Attributes
     ----------
@@ -75,7 +81,7 @@ class Simulation:
     per_request : dict
         Field name to NumPy column, in trace order. A missing value is NaN in a column of floats, -1 in a column of
         signed integers and None in a column of objects.
-    meta : dict
+    meta, timeline, gaps
         As given.
 
     Raises
@@ -84,13 +90,17 @@ class Simulation:
         If the columns differ in length.
     """
 
-    def __init__(self, report: dict[str, Any], columns: Mapping[str, NDArray[Any]], meta: dict[str, Any]) -> None:
+    def __init__(self, report: dict[str, Any], columns: Mapping[str, NDArray[Any]], meta: dict[str, Any],
+                 timeline: Timeline | None = None,
+                 gaps: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"per-request columns differ in length: {lengths}")
         self.report = report
         self.per_request = dict(columns)
         self.meta = meta
+        self.timeline = timeline
+        self.gaps = gaps
 
     @property
     def _num_rows(self) -> int:

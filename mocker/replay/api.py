@@ -23,6 +23,7 @@ from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
+from ..timeline import Recording, Timeline
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
 from .pools import Pools, Routing, make_cluster
@@ -80,7 +81,7 @@ def _refuse(**options: Any) -> None:
 
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
-         progress: Progress | None, fast: bool, force_tokens: bool) -> _Run:
+         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
@@ -88,6 +89,9 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast)
+    if recording is not None:
+        span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival))
+        cluster.record(recording.recorder(len(cluster.engines), span))
     if concurrency is None and workload.session is None and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
         for worker in range(pools.workers):
@@ -239,8 +243,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
               routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
-              progress: Progress | None, fast: bool = True,
-              force_tokens: bool = False) -> tuple[_Run, Report]:
+              progress: Progress | None, fast: bool = True, force_tokens: bool = False,
+              recording: Recording | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -260,7 +264,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens)
+    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording)
     return run, _report(run, sla, compat)
 
 
@@ -414,8 +418,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
-             progress: Progress | None = None, fast_forward: bool = True, _real_tokens: bool = False,
-             _report_only: bool = False) -> Simulation:
+             progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
+             _real_tokens: bool = False, _report_only: bool = False) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
@@ -425,6 +429,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     fast_forward : bool
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
         them; the results are the same to the last bit.
+    recording : Recording, optional
+        Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
+        change.
     extra_engine_args, num_workers, …
         As in `run_trace_replay`.
 
@@ -447,9 +454,22 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
-        force_tokens=_real_tokens)
+        force_tokens=_real_tokens, recording=recording)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
-    return Simulation(report, _columns(run), meta)
+    columns = _columns(run)
+    if recording is None:
+        return Simulation(report, columns, meta)
+    return Simulation(report, columns, meta, _timeline(run, recording, columns), run.cluster.collector.gap_histogram())
+
+
+def _timeline(run: _Run, recording: Recording, columns: dict[str, NDArray[Any]]) -> Timeline:
+    cluster = run.cluster
+    assert cluster.recorder is not None
+    pools = ["aggregated"] * len(cluster.engines)
+    if run.pools.prefill_args is not None:
+        pools = ["decode"] * run.pools.workers + ["prefill"] * run.pools.prefill_workers
+    return Timeline(cluster.recorder, pools, cluster.capacities(), cluster.last_timestamp(), columns,
+                    log=recording.passes > 0)

@@ -1,0 +1,328 @@
+# cython: language_level=3
+"""What happens over simulated time: sums per worker and time bin, and a log of passes. Off by default.
+
+The cluster reports every pass, every fast-forwarded stretch of like passes and every idle time as one span. Counts
+of a span are spread evenly over it, so a stretch gives the sums that its passes would give one by one. When the run
+outgrows the bins, neighbours are merged and the bins are twice as wide; when the log is full, every second of its
+windows goes. So memory is bounded by the number of workers, whatever the length of the run.
+
+Costs: O(bins that the span covers) a span, a few tens of nanoseconds if it is one.
+"""
+from libc.math cimport INFINITY, floor
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+import numpy as np
+
+from mocker._common cimport ERR_MEMORY, grown, int64_t
+
+CELL_FIELDS = ("running", "waiting", "used", "cached", "passes", "batch_tokens", "prompt_tokens", "output_tokens",
+               "preemptions", "busy")
+PASS_FIELDS = ("start_ms", "end_ms", "running", "waiting", "used", "cached", "passes", "batch_tokens",
+               "prompt_tokens", "output_tokens", "preemptions", "prefills", "admitted", "completed")
+
+cdef enum:
+    FIELDS = 10                    # doubles of a Cell
+    LEVELS = 4                     # of them levels, which come first
+    COUNTS = 5                     # and counts, which follow; a Span has both in this order
+    PASS_DOUBLES = 14              # doubles of a Span
+
+
+cdef Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil:
+    """A worker's track, made when it is first asked for; NULL if memory is short."""
+    cdef Track* x
+    cdef void* moved
+    while t.workers <= worker:
+        moved = grown(t.tracks, &t.tracks_cap, t.workers + 1, sizeof(Track))
+        if moved == NULL:
+            t.error = ERR_MEMORY
+            return NULL
+        t.tracks = <Track*>moved
+        x = &t.tracks[t.workers]
+        memset(x, 0, sizeof(Track))
+        x.low = 1.0
+        x.cells = <Cell*>calloc(t.bins, sizeof(Cell))
+        if x.cells == NULL:
+            t.error = ERR_MEMORY
+            return NULL
+        t.workers += 1
+    return &t.tracks[worker]
+
+
+cdef double timeline_edge(Timeline* t, double now) noexcept nogil:
+    """Where the bin of `now` ends, ms."""
+    return (floor(now / t.width) + 1.0) * t.width
+
+
+cdef void cover(Timeline* t, double end) noexcept nogil:
+    """Make the bins reach `end`: merge neighbours until they do."""
+    cdef int64_t w, i, k
+    cdef double* cells
+    while end > t.width * <double>t.bins and end < INFINITY:
+        for w in range(t.workers):
+            cells = <double*>t.tracks[w].cells
+            for i in range(t.bins // 2):
+                for k in range(FIELDS):
+                    cells[i * FIELDS + k] = cells[2 * i * FIELDS + k] + cells[(2 * i + 1) * FIELDS + k]
+            memset(&cells[t.bins // 2 * FIELDS], 0, t.bins // 2 * sizeof(Cell))
+            t.tracks[w].low, t.tracks[w].high = 1.0, 0.0
+        for i in range(t.bins // 2):
+            t.queued[i] = t.queued[2 * i] + t.queued[2 * i + 1]
+        memset(&t.queued[t.bins // 2], 0, t.bins // 2 * sizeof(double))
+        t.width *= 2.0
+
+
+cdef inline int64_t bin_of(Timeline* t, double at) noexcept nogil:
+    cdef int64_t i = <int64_t>(at / t.width)
+    return i if i < t.bins else t.bins - 1
+
+
+cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
+    """Add a whole span, `ms` long."""
+    cdef double* to = <double*>c
+    cdef double* of = &s.running
+    cdef int k
+    for k in range(LEVELS):
+        to[k] += of[k] * ms
+    for k in range(LEVELS, LEVELS + COUNTS):
+        to[k] += of[k]
+    if s.passes > 0.0:
+        c.busy += ms
+
+
+cdef void cell_share(Cell* c, Span* s, double ms, double share) noexcept nogil:
+    """Add `ms` of a span, which are `share` of it."""
+    cdef Span part = s[0]
+    cdef double* of = &part.running
+    cdef int k
+    for k in range(LEVELS, LEVELS + COUNTS):
+        of[k] *= share
+    cell_add(c, &part, ms)
+
+
+cdef void spread(Timeline* t, Track* x, Span* s) noexcept nogil:
+    """Add a span to the bins that it covers."""
+    cdef int64_t i, last
+    cdef double at = s.start, to, length = s.end - s.start
+    if s.start >= x.low and s.end <= x.high:
+        cell_add(x.cell, s, length)
+        return
+    if not (length < INFINITY):
+        return
+    cover(t, s.end)
+    i = bin_of(t, s.start)
+    last = bin_of(t, s.end)
+    x.cell, x.low, x.high = &x.cells[last], <double>last * t.width, <double>(last + 1) * t.width
+    if i == last:
+        cell_add(&x.cells[i], s, length)
+        return
+    while i <= last:
+        to = <double>(i + 1) * t.width
+        if to > s.end or i == last:
+            to = s.end
+        if to > at:
+            cell_share(&x.cells[i], s, to - at, (to - at) / length)
+            at = to
+        i += 1
+
+
+cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil:
+    """Nothing ran since the last span: what waited and was held then still did."""
+    cdef Span s
+    if not (until > x.end):
+        return
+    memset(&s, 0, sizeof(Span))
+    s.start, s.end, s.used, s.cached, s.waiting = x.end, until, x.used, x.cached, x.waiting
+    spread(t, x, &s)
+    x.end = until
+
+
+cdef void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
+    """A pass, or a stretch of like passes, of a worker; then set what it holds until the next."""
+    if s.start > x.end:
+        timeline_idle(t, x, s.start)
+    spread(t, x, s)
+    if s.end > x.end and s.end < INFINITY:
+        x.end = s.end
+    if t.log_limit > 0 and s.start < t.log_until and s.end > t.log_from:
+        log_add(t, worker, s)
+
+
+cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil:
+    """A request joins a worker's queue while a pass runs: it waits for the rest of what is recorded."""
+    cdef Track* x = timeline_track(t, worker)
+    cdef Span s
+    if x == NULL or not (at < x.end):
+        return
+    memset(&s, 0, sizeof(Span))
+    s.start, s.end, s.waiting = at, x.end, 1.0
+    spread(t, x, &s)
+
+
+cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil:
+    """Requests in the router's queues from `start` to `end`."""
+    cdef int64_t i
+    cdef double to
+    if not (end < INFINITY):
+        return
+    t.queue_end = end
+    if queued == 0:
+        return
+    cover(t, end)
+    i = bin_of(t, start)
+    while start < end and i < t.bins:
+        to = <double>(i + 1) * t.width
+        if to > end or i == t.bins - 1:
+            to = end
+        if to > start:
+            t.queued[i] += (to - start) * <double>queued
+            start = to
+        i += 1
+
+
+# ---- the pass log -----------------------------------------------------------------------------------------------
+
+cdef inline bint kept(Timeline* t, double start) noexcept nogil:
+    return t.stride == 1 or <int64_t>floor(start / t.window) % t.stride == 0
+
+
+cdef void log_add(Timeline* t, int64_t worker, Span* s) noexcept nogil:
+    cdef void* moved
+    cdef int64_t i, n
+    if not kept(t, s.start):
+        return
+    if t.log_used == t.log_limit:
+        while t.log_used > t.log_limit // 2:
+            if t.stride < <int64_t>1 << 40:
+                t.stride *= 2
+            else:                              # all of them in one window
+                t.window /= 2.0
+            n = 0
+            for i in range(t.log_used):
+                if kept(t, t.log[i].span.start):
+                    t.log[n] = t.log[i]
+                    n += 1
+            t.log_used = n
+        if not kept(t, s.start):
+            return
+    moved = grown(t.log, &t.log_cap, t.log_used + 1, sizeof(Logged))
+    if moved == NULL:
+        t.error = ERR_MEMORY
+        return
+    t.log = <Logged*>moved
+    t.log[t.log_used].worker = worker
+    t.log[t.log_used].span = s[0]
+    t.log_used += 1
+
+
+cdef class Recorder:
+    """Owns a recording; hand it to `Cluster.record` before the replay.
+
+    Parameters
+    ----------
+    interval_ms : float
+        Width of a bin at first.
+    bins : int
+        Bins at most, an even number.
+    passes : int
+        Entries of the pass log at most; 0: no log.
+    start_ms, end_ms : float
+        Passes wholly outside are not logged.
+    window_ms : float
+        A full log keeps the passes that begin in every second window of this width, then in every fourth, and so on.
+    """
+
+    def __cinit__(self, double interval_ms, int64_t bins, int64_t passes=0, double start_ms=0.0,
+                  double end_ms=INFINITY, double window_ms=1000.0):
+        if not (0.0 < interval_ms < INFINITY) or not (0.0 < window_ms < INFINITY):
+            raise ValueError(f"interval and window must be positive and finite, got {interval_ms} and {window_ms} ms")
+        if bins < 2 or bins % 2 or passes < 0:
+            raise ValueError(f"bins must be even and positive, passes not negative; got {bins} and {passes}")
+        self.interval_ms = self.t.width = interval_ms
+        self.t.bins, self.t.log_limit, self.t.stride, self.t.window = bins, passes, 1, window_ms
+        self.t.log_from, self.t.log_until = start_ms, end_ms
+        self.t.queued = <double*>calloc(bins, sizeof(double))
+        if self.t.queued == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef int64_t w
+        for w in range(self.t.workers):
+            free(self.t.tracks[w].cells)
+        free(self.t.tracks)
+        free(self.t.queued)
+        free(self.t.log)
+
+    def raise_error(self):
+        """Raise MemoryError if the recording is not complete."""
+        if self.t.error:
+            raise MemoryError("the recording of the replay needs more memory than there is")
+
+    @property
+    def width_ms(self):
+        """Width of a bin now, ms: the interval times a power of two."""
+        return self.t.width
+
+    @property
+    def sampling(self):
+        """(width of a window of the pass log in ms, every how many-th is kept)"""
+        return self.t.window, self.t.stride
+
+    def finish(self, int64_t workers, double end_ms):
+        """Let `workers` workers rest until `end_ms`, or longer if something was recorded later; returns that time."""
+        cdef int64_t w
+        for w in range(workers):
+            if timeline_track(&self.t, w) == NULL:
+                self.raise_error()
+            if self.t.tracks[w].end > end_ms:
+                end_ms = self.t.tracks[w].end
+        for w in range(workers):
+            timeline_idle(&self.t, &self.t.tracks[w], end_ms)
+        cover(&self.t, end_ms)
+        return end_ms
+
+    def sums(self):
+        """Sums per worker and bin.
+
+        Returns
+        -------
+        cells : ndarray of float64, shape (workers, bins, len(CELL_FIELDS))
+            Times of `CELL_FIELDS`: requests x ms, blocks x ms, ms, counts.
+        queued : ndarray of float64, shape (bins,)
+            Requests in the router's queues x ms.
+        """
+        cdef int64_t w, i
+        cells = np.zeros((self.t.workers, self.t.bins, FIELDS))
+        queued = np.zeros(self.t.bins)
+        cdef double[:, :, ::1] out = cells
+        cdef double[::1] q = queued
+        cdef double* source
+        for w in range(self.t.workers):
+            source = <double*>self.t.tracks[w].cells
+            for i in range(self.t.bins * FIELDS):
+                (&out[w, 0, 0])[i] = source[i]
+        for i in range(self.t.bins):
+            q[i] = self.t.queued[i]
+        return cells, queued
+
+    def passes(self):
+        """The pass log, by worker and time.
+
+        Returns
+        -------
+        dict of ndarray of float64, shape (k,)
+            `worker` (int64) and `PASS_FIELDS`: levels and counts of `passes` passes in a row that are alike.
+        """
+        cdef int64_t i, k, n = self.t.log_used
+        cdef double* source
+        worker = np.empty(n, np.int64)
+        values = np.empty((PASS_DOUBLES, n))
+        cdef int64_t[::1] w = worker
+        cdef double[:, ::1] out = values
+        for i in range(n):
+            w[i] = self.t.log[i].worker
+            source = &self.t.log[i].span.start
+            for k in range(PASS_DOUBLES):
+                out[k, i] = source[k]
+        order = np.lexsort((values[0], worker))
+        return {"worker": worker[order], **dict(zip(PASS_FIELDS, values[:, order], strict=True))}

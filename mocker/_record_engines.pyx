@@ -1,0 +1,90 @@
+# cython: language_level=3
+"""What the recorder wants to know of an engine after a pass, after fast-forwarded passes, and between passes.
+
+A core keeps three numbers of the moment when its batch was put together (`seen_*`), since completions have changed
+them by the time anybody looks. SGLang's pool is counted in pages here.
+"""
+from mocker._common cimport int64_t
+from mocker._core cimport Core
+from mocker._record cimport Span, Timeline, Track, timeline_add, timeline_idle, timeline_track
+from mocker._sglang cimport SglangCore
+
+
+cdef void record_pass(Timeline* t, int64_t worker, bint sglang, void* core, double start) noexcept nogil:
+    """The pass just run, which began at `start`."""
+    cdef Track* x = timeline_track(t, worker)
+    cdef Span s
+    cdef Core* c
+    cdef SglangCore* g
+    if x == NULL:
+        return
+    s.start, s.passes = start, 1.0
+    if sglang:
+        g = <SglangCore*>core
+        s.end, s.running, s.waiting = g.end_ms, <double>g.seen_running, <double>(g.seen_waiting + g.n_pending)
+        s.used, s.cached = <double>g.seen_used / <double>g.page, <double>g.tree.evictable / <double>g.page
+        s.prompt_tokens, s.output_tokens = <double>(g.batch_isl - g.batch_prefix), <double>g.made
+        s.batch_tokens, s.prefills = s.prompt_tokens + <double>g.made_by, <double>g.batch
+        s.admitted, s.completed = <double>g.admitted, <double>g.completed
+        s.preemptions = <double>(g.preemptions - x.preemptions)
+        x.preemptions = g.preemptions
+    else:
+        c = <Core*>core
+        s.end, s.running, s.waiting = c.end_ms, <double>c.seen_running, <double>(c.seen_waiting + c.n_pending)
+        s.used, s.cached = <double>c.seen_used, <double>c.pool.inactive
+        s.prompt_tokens, s.output_tokens = <double>(c.batch_isl - c.batch_prefix), <double>c.made
+        s.batch_tokens, s.prefills = <double>(c.max_tokens - c.budget), <double>c.batch
+        s.admitted, s.completed = <double>c.admitted, <double>c.completed
+        s.preemptions = <double>(c.preemptions - x.preemptions)
+        x.preemptions = c.preemptions
+    timeline_add(t, worker, x, &s)
+    hold(x, sglang, core)
+
+
+cdef void record_stretch(Timeline* t, int64_t worker, bint sglang, void* core, double start, double end,
+                         int64_t passes) noexcept nogil:
+    """`passes` passes from `start` to `end` in which everybody only decoded."""
+    cdef Track* x = timeline_track(t, worker)
+    cdef Span s
+    cdef Core* c
+    cdef SglangCore* g
+    if x == NULL:
+        return
+    s.start, s.end, s.passes = start, end, <double>passes
+    s.prompt_tokens = s.preemptions = s.prefills = s.admitted = s.completed = 0.0
+    if sglang:
+        g = <SglangCore*>core
+        s.running, s.waiting = <double>g.n_running, <double>(g.n_waiting + g.n_pending)
+        s.used = (<double>(g.total - g.tree.available - g.tree.evictable)
+                  - (s.passes + 1.0) * s.running / 2.0) / <double>g.page
+        s.cached = <double>g.tree.evictable / <double>g.page
+    else:
+        c = <Core*>core
+        s.running, s.waiting = <double>c.n_running, <double>(c.n_waiting + c.n_pending)
+        s.used, s.cached = <double>c.pool.active, <double>c.pool.inactive
+    s.batch_tokens = s.output_tokens = s.running * s.passes
+    timeline_add(t, worker, x, &s)
+    hold(x, sglang, core)
+
+
+cdef void record_rest(Timeline* t, int64_t worker, bint sglang, void* core, double now) noexcept nogil:
+    """The worker holds more or less from `now` on, between two passes."""
+    cdef Track* x = timeline_track(t, worker)
+    if x == NULL:
+        return
+    timeline_idle(t, x, now)
+    hold(x, sglang, core)
+
+
+cdef inline void hold(Track* x, bint sglang, void* core) noexcept nogil:
+    """What a worker holds until its next pass."""
+    cdef Core* c
+    cdef SglangCore* g
+    if sglang:
+        g = <SglangCore*>core
+        x.waiting = <double>(g.n_waiting + g.n_pending)
+        x.used = <double>(g.total - g.tree.available - g.tree.evictable) / <double>g.page
+        x.cached = <double>g.tree.evictable / <double>g.page
+        return
+    c = <Core*>core
+    x.waiting, x.used, x.cached = <double>(c.n_waiting + c.n_pending), <double>c.pool.active, <double>c.pool.inactive
