@@ -25,6 +25,7 @@ from .engine import (
 from .formats import TraceError
 from .replay import SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
 from .router_config import KvRouterConfig
+from .search import Between, highest_rate, optimize, pareto_front
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .sglang import SglangCore
 from .simulation import Simulation
@@ -33,12 +34,12 @@ from .timeline import Recording
 from .trace import Trace, sample_trace_path
 
 __all__ = [
-    "ActiveSequence", "AdmissionEvent", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot", "KvManager",
-    "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal", "PositionalLineageHash",
-    "PrefillCost", "Recording",
-    "ReasoningConfig", "RequestState", "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState",
-    "SglangArgs", "SglangCore",
-    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError",
-    "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
-    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate", "sweep",
+    "ActiveSequence", "AdmissionEvent", "Between", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot",
+    "KvManager", "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal",
+    "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState", "RequestStatus",
+    "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore", "Simulation",
+    "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
+    "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate",
+    "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",
+    "sweep",
 ]

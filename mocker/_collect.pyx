@@ -126,6 +126,17 @@ cdef class Collector:
         upper = ((filled + (first + 1)).astype(np.uint64) << np.uint64(46)).view(np.float64)
         return np.where(filled == 0, 0.0, upper), bins[filled]
 
+    def gaps_above(self, double bound):
+        """Gaps over a bound so far, and the sum of all: ``(count, sum in ms)``."""
+        cdef int64_t i, above = 0
+        cdef double total = 0.0
+        with nogil:
+            for i in range(self.gaps.used):
+                if self.gaps.values[i] > bound:
+                    above += self.gaps.weights[i]
+                total += self.gaps.values[i] * <double>self.gaps.weights[i]
+        return above, total
+
     cdef int settle(self) except -1:
         """Move the counted zeros into the log."""
         if self.gaps.zeros > 0:
@@ -188,6 +199,11 @@ cdef double select(double* values, int64_t* weights, int64_t n, int64_t rank, in
 cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil:
     """Rank of a percentile (rule: `percentile_rank`, halves away from zero)."""
     return <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
+
+
+def nearest_rank_of(int64_t total, int percent):
+    """0-based rank of a percentile among `total` samples."""
+    return nearest_rank(total, percent)
 
 
 cdef tuple _weighted(double* values, int64_t* weights, int64_t n):

@@ -81,7 +81,7 @@ def _refuse(**options: Any) -> None:
 
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
-         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None) -> _Run:
+         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
@@ -92,17 +92,22 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     if recording is not None:
         span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival))
         cluster.record(recording.recorder(len(cluster.engines), span))
+    passes = SLICE_PASSES if watch is None else watch.passes
     if concurrency is None and workload.session is None and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
         for worker in range(pools.workers):
-            while not cluster.run_lane(worker, SLICE_PASSES):
+            while not cluster.run_lane(worker, passes):
+                if watch is not None:
+                    watch(cluster, workload.limit)
                 if progress is not None:
                     progress(cluster.ended, n, cluster.last_timestamp())
     else:
         offsets, rows, session_of = workload.turns()
         delay = workload.delay if workload.delay is not None else np.zeros(n)
         cluster.set_sessions(offsets, rows, session_of, delay, concurrency or 0)
-        while not cluster.run_coupled(SLICE_PASSES):
+        while not cluster.run_coupled(passes):
+            if watch is not None:
+                watch(cluster, workload.limit)
             if progress is not None:
                 progress(cluster.ended, n, cluster.last_timestamp())
     cluster.flush()
@@ -244,7 +249,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
               routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, fast: bool = True, force_tokens: bool = False,
-              recording: Recording | None = None) -> tuple[_Run, Report]:
+              recording: Recording | None = None, watch: Any = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -264,7 +269,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording)
+    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch)
     return run, _report(run, sla, compat)
 
 
@@ -419,7 +424,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
              progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
-             _real_tokens: bool = False, _report_only: bool = False) -> Simulation:
+             _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
@@ -454,7 +459,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
-        force_tokens=_real_tokens, recording=recording)
+        force_tokens=_real_tokens, recording=recording, watch=_watch)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,

@@ -1,22 +1,23 @@
-"""Where configurations run: threads of this process, a process pool, any executor, Dask or Ray.
+"""Where tasks run: threads of this process, a process pool, any executor, Dask or Ray.
 
-A backend takes numbered configurations and gives numbered outcomes in whatever order they end; the workload goes to
-each worker once. Threads suit most sweeps, since a simulation holds the interpreter lock only to be set up and read.
+A backend takes numbered items (here: configurations) and gives numbered outcomes ``task(workload, item, settings)`` in
+whatever order they end; task, workload and settings go to each worker once. Threads suit most sweeps, since a
+simulation holds the interpreter lock only to be set up and read.
 """
 from __future__ import annotations
 
 import concurrent.futures as futures
 import os
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from .configs import Config
-from .evaluate import WorkloadLike, evaluate
+from .evaluate import WorkloadLike
 from .table import import_extra
 
 Outcome = dict[str, Any]
+Task = Callable[[WorkloadLike, Any, Any], Outcome]         # of workload, item, settings; must not raise
 BACKENDS = ("threads", "processes", "dask", "ray")
 
 
@@ -25,7 +26,7 @@ class Backend(Protocol):
 
     room: int                      # configurations that it takes at a time
 
-    def submit(self, index: int, config: Config) -> None:
+    def submit(self, index: int, item: Any) -> None:
         """Start a configuration."""
 
     def finished(self) -> list[tuple[int, Outcome]]:
@@ -40,15 +41,29 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _Bound:
+    """A task with its workload and settings; it can be pickled."""
+
+    def __init__(self, task: Task, workload: WorkloadLike, settings: Any) -> None:
+        self._task, self._workload, self._settings = task, workload, settings
+
+    def __call__(self, item: Any) -> Outcome:
+        return self._task(self._workload, item, self._settings)
+
+
+def _call(bound: _Bound, item: Any) -> Outcome:
+    return bound(item)
+
+
 class _OnExecutor:
     """Futures as `concurrent.futures` has them."""
 
-    def __init__(self, executor: futures.Executor, room: int, run: Callable[[Config], Outcome], own: bool) -> None:
+    def __init__(self, executor: futures.Executor, room: int, run: Callable[[Any], Outcome], own: bool) -> None:
         self.room, self._executor, self._run, self._own = room, executor, run, own
-        self._pending: dict[futures.Future[Outcome], tuple[int, Config]] = {}
+        self._pending: dict[futures.Future[Outcome], tuple[int, Any]] = {}
 
-    def submit(self, index: int, config: Config) -> None:
-        self._pending[self._executor.submit(self._run, config)] = index, config
+    def submit(self, index: int, item: Any) -> None:
+        self._pending[self._executor.submit(self._run, item)] = index, item
 
     def finished(self) -> list[tuple[int, Outcome]]:
         done, _ = futures.wait(self._pending, return_when=futures.FIRST_COMPLETED)
@@ -61,36 +76,36 @@ class _OnExecutor:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-_state: tuple[WorkloadLike, Sequence[str]] | None = None    # of a worker process
+_bound: _Bound | None = None       # of a worker process
 
 
-def _start_process(workload: WorkloadLike, keys: Sequence[str]) -> None:
-    global _state
-    _state = workload, keys
+def _start_process(bound: _Bound) -> None:
+    global _bound
+    _bound = bound
 
 
-def _run_in_process(config: Config) -> Outcome:
-    assert _state is not None
-    return evaluate(_state[0], config, _state[1])
+def _run_in_process(item: Any) -> Outcome:
+    assert _bound is not None
+    return _bound(item)
 
 
 class _OnProcesses(_OnExecutor):
     """A process pool that outlives its processes: what was running when one died runs again, one by one."""
 
-    def __init__(self, workload: WorkloadLike, keys: Sequence[str], workers: int) -> None:
-        self._workers, self._initial = workers, (workload, keys)
+    def __init__(self, bound: _Bound, workers: int) -> None:
+        self._workers, self._bound = workers, bound
         super().__init__(self._pool(workers), 2 * workers, _run_in_process, True)
 
     def _pool(self, workers: int) -> futures.ProcessPoolExecutor:
-        return futures.ProcessPoolExecutor(workers, initializer=_start_process, initargs=self._initial)
+        return futures.ProcessPoolExecutor(workers, initializer=_start_process, initargs=(self._bound,))
 
-    def submit(self, index: int, config: Config) -> None:
+    def submit(self, index: int, item: Any) -> None:
         try:
-            super().submit(index, config)
+            super().submit(index, item)
         except futures.BrokenExecutor:          # found out while submitting: `finished` mends it
             broken: futures.Future[Outcome] = futures.Future()
             broken.set_exception(futures.BrokenExecutor())
-            self._pending[broken] = index, config
+            self._pending[broken] = index, item
 
     def finished(self) -> list[tuple[int, Outcome]]:
         done, _ = futures.wait(self._pending, return_when=futures.FIRST_COMPLETED)
@@ -98,19 +113,19 @@ class _OnProcesses(_OnExecutor):
             return [(self._pending.pop(future)[0], future.result()) for future in done]
         self._executor.shutdown(wait=True)
         out = []
-        for future, (index, config) in self._pending.items():
+        for future, (index, item) in self._pending.items():
             if future.done() and future.exception() is None:
                 out.append((index, future.result()))
             else:
-                out.append((index, self._alone(config)))
+                out.append((index, self._alone(item)))
         self._pending.clear()
         self._executor = self._pool(self._workers)
         return out
 
-    def _alone(self, config: Config) -> Outcome:
+    def _alone(self, item: Any) -> Outcome:
         with self._pool(1) as pool:
             try:
-                return pool.submit(_run_in_process, config).result()
+                return pool.submit(_run_in_process, item).result()
             except futures.BrokenExecutor:
                 return {"error": "WorkerDied: the process that simulated this configuration was killed, perhaps for "
                                  "want of memory"}
@@ -119,19 +134,18 @@ class _OnProcesses(_OnExecutor):
 class _OnDask:
     """A Dask client: a local cluster of our own, or whatever the given one is connected to."""
 
-    def __init__(self, workload: WorkloadLike, keys: Sequence[str], workers: int | None, client: Any) -> None:
+    def __init__(self, bound: _Bound, workers: int | None, client: Any) -> None:
         distributed = import_extra("distributed", "dask", "the dask backend")
-        self._keys = list(keys)
         self._own = client is None
         self._client = client if client is not None else distributed.Client(
             n_workers=workers or cpu_count(), threads_per_worker=1, dashboard_address=None, set_as_default=False)
         self.room = 2 * max(sum(self._client.nthreads().values()), 1)
-        self._workload = self._client.scatter(workload, broadcast=True, hash=False)
+        self._bound = self._client.scatter(bound, broadcast=True, hash=False)
         self._pending: dict[Any, int] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def submit(self, index: int, config: Config) -> None:
-        future = self._client.submit(evaluate, self._workload, config, self._keys, pure=False)
+    def submit(self, index: int, item: Any) -> None:
+        future = self._client.submit(_call, self._bound, item, pure=False)
         self._pending[future] = index
         future.add_done_callback(self._done.put)
 
@@ -141,7 +155,7 @@ class _OnDask:
 
     def close(self) -> None:
         self._client.cancel(list(self._pending))
-        del self._workload
+        del self._bound
         if self._own:
             self._client.close()
 
@@ -149,18 +163,18 @@ class _OnDask:
 class _OnRay:
     """Ray tasks: on the cluster that the program has joined, or on one of our own."""
 
-    def __init__(self, workload: WorkloadLike, keys: Sequence[str], workers: int | None) -> None:
+    def __init__(self, bound: _Bound, workers: int | None) -> None:
         self._ray = ray = import_extra("ray", "ray", "the ray backend")
         self._own = not ray.is_initialized()
         if self._own:
             ray.init(num_cpus=workers or cpu_count(), include_dashboard=False, log_to_driver=False)
         self.room = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-        self._workload, self._keys = ray.put(workload), list(keys)
-        self._task = ray.remote(num_cpus=1)(evaluate)
+        self._bound = ray.put(bound)
+        self._task = ray.remote(num_cpus=1)(_call)
         self._pending: dict[Any, int] = {}
 
-    def submit(self, index: int, config: Config) -> None:
-        self._pending[self._task.remote(self._workload, config, self._keys)] = index
+    def submit(self, index: int, item: Any) -> None:
+        self._pending[self._task.remote(self._bound, item)] = index
 
     def finished(self) -> list[tuple[int, Outcome]]:
         done, _ = self._ray.wait(list(self._pending), num_returns=1)
@@ -181,7 +195,7 @@ def _outcome(get: Callable[[], Outcome]) -> Outcome:
         return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error) else ''}"}
 
 
-def make_backend(backend: Any, workload: WorkloadLike, keys: Sequence[str], workers: int | None) -> Backend:
+def make_backend(backend: Any, workers: int | None, task: Task, workload: WorkloadLike, settings: Any) -> Backend:
     """The backend of a name, an executor or a Dask client.
 
     Raises
@@ -194,29 +208,20 @@ def make_backend(backend: Any, workload: WorkloadLike, keys: Sequence[str], work
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError(f"workers must be a positive integer or None, got {workers!r}")
     count = workers or cpu_count()
+    bound = _Bound(task, workload, settings)
     if backend == "threads":
-        return _OnExecutor(futures.ThreadPoolExecutor(count), 2 * count, _Bound(workload, keys), True)
+        return _OnExecutor(futures.ThreadPoolExecutor(count), 2 * count, bound, True)
     if backend == "processes":
-        return _OnProcesses(workload, keys, count)
+        return _OnProcesses(bound, count)
     if backend == "dask":
-        return _OnDask(workload, keys, workers, None)
+        return _OnDask(bound, workers, None)
     if backend == "ray":
-        return _OnRay(workload, keys, workers)
+        return _OnRay(bound, workers)
     if isinstance(backend, str):
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, an Executor or a Dask client, got {backend!r}")
     if isinstance(backend, futures.Executor):
-        return _OnExecutor(backend, 2 * count, _Bound(workload, keys), False)
+        return _OnExecutor(backend, 2 * count, bound, False)
     if hasattr(backend, "scatter") and hasattr(backend, "nthreads"):
-        return _OnDask(workload, keys, None, backend)
+        return _OnDask(bound, None, backend)
     raise TypeError(f"backend must be a name, a concurrent.futures.Executor or a Dask client, got "
                     f"{type(backend).__name__}")
-
-
-class _Bound:
-    """`evaluate` with its workload, for executors that may pickle it."""
-
-    def __init__(self, workload: WorkloadLike, keys: Sequence[str]) -> None:
-        self.workload, self.keys = workload, list(keys)
-
-    def __call__(self, config: Config) -> Outcome:
-        return evaluate(self.workload, config, self.keys)

@@ -2,7 +2,8 @@
 
 A name is a keyword of `mocker.simulate` (``num_workers``), a field of `MockEngineArgs` (``block_size``,
 ``sglang.page_size``), the same for one pool only (``prefill.num_gpu_blocks``, ``decode.max_num_seqs``) or a field of
-`KvRouterConfig` (``router.router_temperature``). Flat names make flat tables.
+`KvRouterConfig` (``router.router_temperature``). Flat names make flat tables. Under any other name stands a mapping of
+such names, which makes one axis of a grid of settings that belong together.
 """
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def _parameters(function: Any) -> tuple[str, ...]:
 @cache
 def _names() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Keywords of `simulate`, fields of the engine arguments, fields of the router's settings."""
-    keywords = frozenset(_parameters(simulate)) - _OBJECTS - {"workload", "progress"}
+    keywords = frozenset(_parameters(simulate)) - _OBJECTS - {"workload", "progress", "recording"}
     return (keywords, frozenset(_parameters(MockEngineArgs.__init__)),
             frozenset(_parameters(KvRouterConfig.__init__)))
 
@@ -78,8 +79,9 @@ def simulate_keywords(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError
         An unknown name or a bad value; the message names it.
     """
-    keywords, engine, router = _names()
+    keywords, _, router = _names()
     out: dict[str, Any] = {}
+    config = _flat(config)
     common: Config = {}
     pools: dict[str, Config] = {"prefill": {}, "decode": {}}
     routing: Config = {}
@@ -108,6 +110,20 @@ def simulate_keywords(config: Mapping[str, Any]) -> dict[str, Any]:
         base = out.get("router_config")
         merged = {**json.loads(base.to_json()), **routing} if isinstance(base, KvRouterConfig) else routing
         out["router_config"] = KvRouterConfig.from_json(json.dumps(_plain(merged)))
+    return out
+
+
+def _flat(config: Mapping[str, Any]) -> Config:
+    """A configuration with its groups of settings taken apart; single settings win over those of groups."""
+    keywords, engine, _ = _names()
+    groups = [name for name, value in config.items() if isinstance(value, Mapping) and "." not in name
+              and name not in keywords and name not in engine and name not in _OBJECTS]
+    out: Config = {}
+    for name in groups:
+        if not all(isinstance(inner, str) for inner in config[name]):
+            raise _unknown(name)
+        out.update(_flat(config[name]))
+    out.update((name, value) for name, value in config.items() if name not in groups)
     return out
 
 
@@ -176,12 +192,13 @@ def grid(axes: Mapping[str, Any]) -> Iterator[Config]:
     >>> list(grid({"num_workers": [1, 2], "block_size": 64}))
     [{'num_workers': 1, 'block_size': 64}, {'num_workers': 2, 'block_size': 64}]
     """
-    values = [_axis(value) for value in axes.values()]
+    values = [axis_values(value) for value in axes.values()]
     for combination in itertools.product(*values):
         yield dict(zip(axes, combination, strict=True))
 
 
-def _axis(value: Any) -> list[Any]:
+def axis_values(value: Any) -> list[Any]:
+    """The values of an axis: the items of a list, tuple, range or array, otherwise the value alone."""
     if isinstance(value, np.ndarray):
         return list(value.tolist())
     return list(value) if isinstance(value, (list, tuple, range)) else [value]
@@ -198,7 +215,7 @@ def as_configs(configs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> tupl
     if isinstance(configs, Mapping):
         total = 1
         for value in configs.values():
-            total *= len(_axis(value))
+            total *= len(axis_values(value))
         return grid(configs), total
     if isinstance(configs, (str, bytes)) or not isinstance(configs, Iterable):
         raise TypeError(f"configs must be a mapping (a grid) or an iterable of mappings, got {type(configs).__name__}")

@@ -128,11 +128,15 @@ class Journal:
     def find(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """The outcome of a configuration (in its plain form) that the file has; None if it has none."""
         row = self.rows.get(json.dumps(config, sort_keys=True))
-        return None if row is None else {name: row[name] for name in ("report", "error") if name in row}
+        return None if row is None else {name: value for name, value in row.items() if name != "config"}
 
     def add(self, config: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
         """Append the row of a configuration (in its plain form)."""
         self._write({"config": config, **outcome})
+
+    def add_text(self, config: str, outcome: Mapping[str, Any]) -> None:
+        """The same for a configuration given as JSON text."""
+        self.add(json.loads(config), outcome)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         left = memoryview((json.dumps(row) + "\n").encode())

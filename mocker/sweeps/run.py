@@ -8,7 +8,7 @@ from typing import Any
 
 from .backends import make_backend
 from .configs import Config, as_configs, plain_config
-from .evaluate import DEFAULT_KEYS, load_workload
+from .evaluate import DEFAULT_KEYS, evaluate, load_workload
 from .journal import Journal, workload_fingerprint
 from .table import SweepTable
 
@@ -66,9 +66,9 @@ def sweep(workload: Any, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]
     source, total = as_configs(configs)
     journal = None if out is None else Journal(out, workload_fingerprint(loaded), names)
     try:
-        runner = make_backend(backend, loaded, names, workers)
+        runner = make_backend(backend, workers, evaluate, loaded, names)
         try:
-            with _Meter(progress, total) as meter:
+            with Meter(progress, total) as meter:
                 return _run(runner, journal, source, dict(base or {}), names, retry_errors, meter)
         finally:
             runner.close()
@@ -78,7 +78,7 @@ def sweep(workload: Any, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]
 
 
 def _run(runner: Any, journal: Journal | None, source: Iterable[Config], base: Config, keys: list[str],
-         retry_errors: bool, meter: _Meter) -> SweepTable:
+         retry_errors: bool, meter: Meter) -> SweepTable:
     configs: list[Config] = []
     outcomes: dict[int, dict[str, Any]] = {}
     waiting = 0
@@ -114,7 +114,7 @@ def _run(runner: Any, journal: Journal | None, source: Iterable[Config], base: C
     return SweepTable(configs, [outcomes[index] for index in range(len(configs))], keys)
 
 
-class _Meter:
+class Meter:
     """Tells how far a sweep is and how long it will take."""
 
     def __init__(self, progress: bool | Progress, total: int | None) -> None:
@@ -125,10 +125,14 @@ class _Meter:
         self._total, self._began = total, time.monotonic()
         self._done = self._computed = self._failed = 0
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> Meter:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
 
