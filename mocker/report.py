@@ -26,6 +26,7 @@ __all__ = [
     "format_report_table",
     "format_value",
     "order_report",
+    "plain",
     "problem_lines",
     "read_report_json",
     "table_rows",
@@ -233,7 +234,7 @@ def write_report_json(report: Mapping[str, Any], path: str | os.PathLike[str] | 
     target = Path.cwd() if path is None else Path(path)
     if target.is_dir() or (path is not None and os.fspath(path).endswith(("/", os.sep))):
         target = _unused_default_path(target)
-    text = json.dumps(_plain(report), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    text = json.dumps(plain(report), indent=2, sort_keys=True, allow_nan=False) + "\n"
     with write_atomically(target) as file:
         file.write(text.encode())
     return target
@@ -249,19 +250,19 @@ def _unused_default_path(folder: Path) -> Path:
     return path
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` as what JSON has: NumPy values become Python's, non-finite numbers None."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     to_list: Callable[[], Any] | None = getattr(value, "tolist", None)
     if to_list is not None:
-        return _plain(to_list())
+        return plain(to_list())
     return str(value)
 
 

@@ -144,6 +144,13 @@ class Simulation:
             pq.write_table(table, file, compression="zstd")
         return Path(path)
 
+    def write_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the per-request columns as CSV, with empty cells for missing values; ``.gz`` compresses."""
+        from mocker.reports.tables import write_csv
+
+        missing = {name: _missing(column) for name, column in self.per_request.items() if name not in _NEVER_MISSING}
+        return write_csv(path, self.per_request, {name: at for name, at in missing.items() if at is not None})
+
     def write_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object for each request, in trace order, and return the path of the file.
 
@@ -195,6 +202,40 @@ class Simulation:
         numbers = (np.arange(self._num_rows) if row is None else row)[index]
         # The text of uuid.UUID(int=row + 1), without making the object.
         return [f'"00000000-0000-0000-0000-{number + 1:012x}"' for number in numbers.tolist()]
+
+    # -- what was recorded over simulated time ------------------------------------------------------------------------
+
+    def write_html(self, path: str | os.PathLike[str], name: str | None = None, command: str | None = None) -> Path:
+        """Write the HTML report (needs plotly) and return its path.
+
+        Parameters
+        ----------
+        path
+            The file.
+        name
+            What the page calls the run; the name of the file if not given.
+        command
+            The shell command that made the run, for the page.
+        """
+        from mocker.provenance import provenance
+        from mocker.reports.html import write_html
+
+        name = Path(path).stem if name is None else name
+        return write_html(path, {name: self}, {name: provenance(self, command)})
+
+    def write_pass_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the passes for Perfetto or chrome://tracing (``recording=Recording(passes=N)``); ``.gz`` compresses."""
+        from mocker.reports.perfetto import write_trace
+
+        return write_trace(path, self)
+
+    def write_timeseries(self, path: str | os.PathLike[str]) -> Path:
+        """Write the time series as .csv, .csv.gz or .parquet (``recording=Recording(interval_ms=...)``)."""
+        from mocker.reports.tables import write_timeseries
+
+        if self.timeline is None:
+            raise ValueError("time series need a recorded run: simulate(..., recording=Recording())")
+        return write_timeseries(path, self.timeline)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 

@@ -155,10 +155,10 @@ class Timeline:
 
     def _of_requests(self, requests: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
         """Series that follow from the requests' own times."""
-        first = _worker_numbers(requests["decode_worker_idx"], self.pools, "decode")
+        first = worker_numbers(requests["decode_worker_idx"], self.pools, "decode")
         last = first
         if "prefill" in self.pools:
-            first = _worker_numbers(requests["prefill_worker_idx"], self.pools, "prefill")
+            first = worker_numbers(requests["prefill_worker_idx"], self.pools, "prefill")
         one = np.ones(len(first))
         status = requests["terminal_status"]
         done = status == "completed"
@@ -219,7 +219,7 @@ def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
 
 
-def _worker_numbers(index: NDArray[Any], pools: list[str], pool: str) -> NDArray[np.int64]:
+def worker_numbers(index: NDArray[Any], pools: list[str], pool: str) -> NDArray[np.int64]:
     """Numbers of workers in a timeline from their numbers in their pool; one aggregated worker has no number."""
     if len(pools) == 1:
         return np.zeros(len(index), np.int64)

@@ -121,6 +121,7 @@ def test_trace_defaults(stand):
         "on_short_hash_ids": "error",
         "compat": None,
         "progress": None,
+        "recording": None,
     }
 
 
@@ -255,7 +256,11 @@ def test_scheduler_rules_are_those_of_the_engine():
         ("trace.jsonl --engine max_num_seqs=-3", ["--extra-engine-args/--engine", "max_num_seqs", "-3"]),
         ("missing.jsonl", ["trace file missing.jsonl does not exist"]),
         (".", ["trace file . is a folder"]),
-        ("trace.jsonl --per-request r.csv", ["--per-request r.csv", ".jsonl, .jsonl.gz, .parquet"]),
+        ("trace.jsonl --per-request r.txt", ["--per-request r.txt", ".jsonl, .jsonl.gz, .csv, .csv.gz, .parquet"]),
+        ("trace.jsonl --timeseries r.jsonl", ["--timeseries r.jsonl", ".csv, .csv.gz, .parquet"]),
+        ("trace.jsonl --trace-out r.txt", ["--trace-out r.txt", ".json, .json.gz"]),
+        ("trace.jsonl --trace-window 5", ["--trace-window 5", "START:END"]),
+        ("trace.jsonl --trace-window 5:5", ["--trace-window 5:5", "after the start"]),
         ("trace.jsonl --per-request .", ["--per-request . is a folder"]),
         ("trace.jsonl --per-request trace.jsonl", ["--per-request trace.jsonl is the file of the trace"]),
         ("trace.jsonl --report-jsonl a.jsonl --per-request ./a.jsonl", ["--per-request", "the file of --report-jsonl"]),

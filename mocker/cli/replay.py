@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from .unsupported import refuse_unsupported
 
 if TYPE_CHECKING:
     from mocker.simulation import Simulation
+    from mocker.timeline import Recording
 
 __all__ = ["replay_main"]
 
@@ -45,7 +47,18 @@ def _parse(argv: Sequence[str], prog: str) -> tuple[argparse.ArgumentParser, arg
     args.engine_values = read_engine_values(parser, args)
     refuse_unsupported(parser, args)
     check_files(parser, args)
+    args.command = shlex.join([*prog.split(), *argv])
     return parser, args
+
+
+def _recording(args: argparse.Namespace) -> Recording | None:
+    """What the asked for files need of the replay; None if nothing."""
+    if args.report_html is None and args.timeseries is None and args.trace_out is None:
+        return None
+    from mocker.timeline import Recording
+
+    return Recording(interval_ms=None if args.timeseries is None else args.timeseries_interval_ms,
+                     passes=0 if args.trace_out is None else args.trace_passes, window_ms=args.trace_window)
 
 
 def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simulation:
@@ -98,6 +111,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             on_short_hash_ids=args.on_short_hash_ids,
             compat=args.compat,
             progress=progress,
+            recording=_recording(args),
         )
 
 
@@ -107,9 +121,17 @@ def _write_results(args: argparse.Namespace, simulation: Simulation, saved: list
     if args.report_jsonl is not None:
         saved.append(("per-request records", simulation.write_report_jsonl(args.report_jsonl)))
     if args.per_request is not None:
-        parquet = args.per_request.endswith(".parquet")
-        write = simulation.write_parquet if parquet else simulation.write_jsonl
-        saved.append(("per-request table" if parquet else "per-request records", write(args.per_request)))
+        name = args.per_request
+        table = not name.endswith((".jsonl", ".jsonl.gz"))
+        write = (simulation.write_parquet if name.endswith(".parquet") else simulation.write_csv if table
+                 else simulation.write_jsonl)
+        saved.append(("per-request table" if table else "per-request records", write(name)))
+    if args.timeseries is not None:
+        saved.append(("time series", simulation.write_timeseries(args.timeseries)))
+    if args.trace_out is not None:
+        saved.append(("pass trace", simulation.write_pass_trace(args.trace_out)))
+    if args.report_html is not None:
+        saved.append(("HTML report", simulation.write_html(args.report_html, command=args.command)))
 
 
 def replay_main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -156,7 +178,9 @@ def replay_main(argv: Sequence[str] | None = None, prog: str | None = None) -> i
             # The numbers are there: print them below all the same.
             complain(parser.prog, f"the results could not be written: {describe(error)}", debug=args.debug)
         if not args.quiet:
-            print_text(format_report_table(simulation.report))
+            from mocker.reports.summary import summary_lines
+
+            print_text("\n".join([format_report_table(simulation.report), *summary_lines(simulation)]))
             for what, path in saved:
                 print_text(f"Saved {what} to: {path}")
             sys.stdout.flush()

@@ -13,7 +13,9 @@ from .flags import AIC_FLAGS, at_least, dest, number_in
 from .unsupported import UNSUPPORTED
 
 TRACE_FORMATS = ("mooncake", "mooncake-delta", "agentic_mooncake", "applied_compute_agentic", "dynamo")
-PER_REQUEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+PER_REQUEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+TRACE_OUT_SUFFIXES = (".json", ".json.gz")
+TIMESERIES_SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 ROUTER_MODES = (
     "round_robin", "kv_router", "random", "least_requests", "least_tokens", "power_of_two", "prefix_affinity",
@@ -118,6 +120,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "one JSON object for each request that ended (trace files only; .gz compresses)",
     )
     text(group, "--per-request", "FILE", f"all requests in trace order ({', '.join(PER_REQUEST_SUFFIXES)})")
+    text(group, "--report-html", "FILE", "one page with tables and charts, to open without network")
+    text(group, "--timeseries", "FILE", f"what each worker does over time ({', '.join(TIMESERIES_SUFFIXES)})")
+    interval = "time that a row of --timeseries stands for, at first"
+    number(group, "--timeseries-interval-ms", number_in(0, above=True), interval, 1000.0)
+    text(group, "--trace-out", "FILE", f"passes to look at in Perfetto ({', '.join(TRACE_OUT_SUFFIXES)})")
+    count(group, "--trace-passes", 1, "slices of --trace-out at most; of a longer run evenly spaced windows", 50_000)
+    text(group, "--trace-window", "S:S", "simulated seconds that --trace-out shows; all if not given")
     number(group, "--sla-ttft-ms", number_in(0), "longest time to first token that counts as goodput")
     number(group, "--sla-itl-ms", number_in(0), "longest mean inter-token latency that counts as goodput")
     number(group, "--sla-e2e-ms", number_in(0), "longest request latency that counts as goodput")
@@ -195,7 +204,7 @@ def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         if not os.path.exists(name):
             parser.error(f"trace file {name} does not exist")
         owners[os.path.realpath(name)] = "the trace"
-    for flag in ("--report-json", "--report-jsonl", "--per-request"):
+    for flag in ("--report-json", "--report-jsonl", "--per-request", "--report-html", "--timeseries", "--trace-out"):
         name = getattr(args, dest(flag))
         if name is None and flag != "--report-json":
             continue
@@ -211,8 +220,27 @@ def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             reason = "no permission for that folder" if folder.is_dir() else "not a folder"
             parser.error(f"{flag}{f' {name}' if name else ''} cannot be written: {folder}: {reason}")
-    if args.per_request is not None:
-        if not args.per_request.endswith(PER_REQUEST_SUFFIXES):
-            parser.error(f"--per-request {args.per_request}: the name must end in {', '.join(PER_REQUEST_SUFFIXES)}")
-        if args.per_request.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-            parser.error("--per-request with .parquet needs pyarrow: pip install 'mocker-llm[parquet]'; or use .jsonl")
+    for flag, suffixes in (("--per-request", PER_REQUEST_SUFFIXES), ("--timeseries", TIMESERIES_SUFFIXES),
+                           ("--trace-out", TRACE_OUT_SUFFIXES)):
+        name = getattr(args, dest(flag))
+        if name is None:
+            continue
+        if not name.endswith(suffixes):
+            parser.error(f"{flag} {name}: the name must end in {', '.join(suffixes)}")
+        if name.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+            parser.error(f"{flag} with .parquet needs pyarrow: pip install 'mocker-llm[parquet]'; or use "
+                         f"{suffixes[0]}")
+    if args.report_html is not None and importlib.util.find_spec("plotly") is None:
+        parser.error("--report-html needs plotly: pip install 'mocker-llm[html]'")
+    args.trace_window = None if args.trace_window is None else _window(parser, args.trace_window)
+
+
+def _window(parser: argparse.ArgumentParser, text: str) -> tuple[float, float]:
+    """START:END in simulated seconds, as ms."""
+    try:
+        start, end = (float(part) * 1000.0 for part in text.split(":"))
+    except ValueError:
+        parser.error(f"--trace-window {text}: expected START:END in seconds, e.g. 60:120")
+    if not 0 <= start < end:
+        parser.error(f"--trace-window {text}: the end must come after the start, and neither before 0")
+    return start, end

@@ -31,7 +31,8 @@ def print_text(text: str) -> None:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        text = text.translate({**dict.fromkeys(map(ord, "┏┳┓┡╇┩└┴┘"), "+"), ord("━"): "-", ord("┃"): "|"})
+        text = text.translate({**dict.fromkeys(map(ord, "┏┳┓┡╇┩└┴┘"), "+"), ord("━"): "-", ord("┃"): "|",
+                               **dict(zip(map(ord, "▁▂▃▄▅▆▇█▏▕▲▼–"), "..::-=+#||^v-", strict=True))})
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     sys.stdout.write(text + "\n")
 

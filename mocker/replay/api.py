@@ -21,6 +21,7 @@ from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
+from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
 from ..timeline import Recording, Timeline
@@ -450,6 +451,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     ValueError, OSError
         As `run_trace_replay`.
     """
+    arguments = arguments_of(simulate, locals())
     routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
@@ -463,7 +465,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
-            "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio}
+            "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio,
+            "arguments": arguments,
+            "sla": {"ttft_ms": sla_ttft_ms, "itl_ms": sla_itl_ms, "e2e_ms": sla_e2e_ms}}
     columns = _columns(run)
     if recording is None:
         return Simulation(report, columns, meta)

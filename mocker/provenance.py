@@ -1,0 +1,121 @@
+"""Where a result comes from: versions, digests of the trace and of the arguments, and how to make it again."""
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._version import __version__
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+__all__ = ["arguments_of", "provenance"]
+
+_CHUNK = 1 << 20
+_LEFT_OUT = frozenset({"progress", "recording", "fast_forward"})
+
+
+def arguments_of(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that differ from the defaults, without those that do not change results."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    return {name: value for name, value in call.items()
+            if name in defaults and not name.startswith("_") and name not in _LEFT_OUT and value != defaults[name]}
+
+
+def provenance(simulation: Simulation, command: str | None = None) -> dict[str, Any]:
+    """Describe how a simulation was made. Reads the trace's file again for its digest.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        Made by `mocker.simulate`.
+    command : str, optional
+        The shell command that made it; None: the call of `mocker.simulate` that makes it.
+
+    Returns
+    -------
+    dict
+        JSON values: `command`, `mocker_version`, `python`, `numpy`, `platform`, `workload`, `arguments`,
+        `arguments_sha256`; equal inputs give equal digests.
+    """
+    arguments = dict(simulation.meta.get("arguments", {}))
+    workload = arguments.pop("workload", None)
+    described = {name: _described(value) for name, value in arguments.items()}
+    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    return {
+        "command": _call(workload, arguments) if command is None else command,
+        "mocker_version": __version__, "python": platform.python_version(), "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}", "workload": _workload(workload),
+        "arguments": described, "arguments_sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _described(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return json.loads(value.to_json())
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def _workload(workload: Any) -> Any:
+    if workload is None:
+        return None
+    if isinstance(workload, str | os.PathLike):
+        return _file(workload)
+    if isinstance(workload, list | tuple):
+        return [_file(path) for path in workload]
+    if isinstance(workload, Trace):
+        return {"trace": workload.path, "requests": len(workload), "columns_sha256": _digest(vars(workload))}
+    return {"synthetic": {name: _described(value) for name, value in vars(workload).items()}}
+
+
+def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    name = os.fspath(path)
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with open(name, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError as error:                   # gone since it was read, or a pipe
+        return {"file": name, "sha256": None, "error": error.strerror}
+    return {"file": name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _digest(columns: Mapping[str, Any]) -> str:
+    """Digest of a trace's columns, wherever it was read from."""
+    digest = hashlib.sha256()
+    for name, values in columns.items():
+        if name == "path":
+            continue
+        digest.update(f"\0{name}\0".encode())
+        if isinstance(values, np.ndarray):
+            digest.update(str(values.dtype).encode())
+            digest.update(np.ascontiguousarray(values).data)
+        else:
+            digest.update(repr(values).encode())
+    return digest.hexdigest()
+
+
+def _call(workload: Any, arguments: Mapping[str, Any]) -> str:
+    """The call of `mocker.simulate` as Python text."""
+    parts = [_source(workload)]
+    parts += [f"{name}={_source(value)}" for name, value in arguments.items()]
+    return f"mocker.simulate({', '.join(parts)})"
+
+
+def _source(value: Any) -> str:
+    if hasattr(value, "to_json"):
+        return f"mocker.{type(value).__name__}.from_json({value.to_json()!r})"
+    if isinstance(value, os.PathLike):
+        return repr(os.fspath(value))
+    return repr(value)

@@ -1,0 +1,203 @@
+"""The pass trace: what every worker did, in the JSON format that Perfetto and chrome://tracing open.
+
+A worker is a process with a track of passes (slices with the composition of the batch; passes in a row that are
+alike make one slice) and counters for queue and KV blocks. A request is a flow from its arrival over its first pass
+and the pass of its first token to its last pass. Times are microseconds of simulated time.
+"""
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+
+from ..report import write_atomically
+from ..timeline import Timeline, worker_numbers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..simulation import Simulation
+
+__all__ = ["MAX_FLOWS", "write_trace"]
+
+MAX_FLOWS = 10_000                 # requests drawn as flows
+MAX_COUNTERS = 20_000              # samples of each counter, all workers together
+ARRIVALS = 1                       # process of the arrivals; worker w is process w + 2
+_CHUNK = 4096
+
+
+def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
+    """Write the pass trace of a run.
+
+    Parameters
+    ----------
+    path
+        The file; compressed if its name ends in ``.gz``.
+    simulation : Simulation
+        Made with ``recording=Recording(passes=N)``.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        The run has no pass log.
+    """
+    timeline = simulation.timeline
+    if timeline is None or timeline.passes is None:
+        raise ValueError("the pass trace needs a run with a pass log: simulate(..., recording=Recording(passes=N))")
+    window, stride = timeline.sampling
+    note = {"clock": "simulated time", "passes": "all" if stride == 1 else
+            f"those that begin in every {stride}th window of {window:g} ms"}
+    with write_atomically(path) as raw, _stream(raw, path) as file:
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(note)},"traceEvents":[\n'.encode())
+        first = True
+        for chunk in _chunks(_events(simulation, timeline, timeline.passes)):
+            file.write(("" if first else ",\n").encode() + ",\n".join(chunk).encode())
+            first = False
+        file.write(b"\n]}\n")
+    return Path(path)
+
+
+@contextlib.contextmanager
+def _stream(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    if not os.fspath(path).endswith(".gz"):
+        yield file
+        return
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as stream:
+        yield cast("BinaryIO", stream)
+
+
+def _chunks(events: Iterator[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for event in events:
+        chunk.append(event)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _events(simulation: Simulation, timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[str]:
+    yield _named("process_name", ARRIVALS, 0, "arrivals")
+    for w, name in enumerate(timeline.workers):
+        yield _named("process_name", w + 2, 0, name)
+        yield _named("thread_name", w + 2, 1, "passes")
+        yield f'{{"ph":"M","name":"process_sort_index","pid":{w + 2},"args":{{"sort_index":{w + 2}}}}}'
+    yield from _slices(passes)
+    yield from _counters(timeline)
+    yield from _flows(simulation.per_request, timeline, passes)
+
+
+def _named(what: str, process: int, thread: int, name: str) -> str:
+    return f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{{"name":{json.dumps(name)}}}}}'
+
+
+def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[str]:
+    names = ("worker", "start_ms", "end_ms", "passes", "running", "waiting", "prefills", "batch_tokens",
+             "prompt_tokens", "output_tokens", "used", "cached", "admitted", "completed", "preemptions")
+    for (worker, start, end, count, running, waiting, prefills, batch, prompt, output, used, cached, admitted,
+         completed, preempted) in zip(*(passes[name].tolist() for name in names), strict=True):
+        decodes = running - prefills
+        parts = ([f"prefill {prefills:.0f}"] if prefills else []) + ([f"decode {decodes:.0f}"] if decodes > 0 else [])
+        name = " + ".join(parts) or "empty"
+        if count > 1:
+            name = f"{count:.0f} x {name}"
+        yield (f'{{"ph":"X","name":"{name}","cat":"pass","pid":{worker + 2},"tid":1,"ts":{start * 1000:.3f},'
+               f'"dur":{(end - start) * 1000:.3f},"args":{{"passes":{count:.0f},"requests":{running:.0f},'
+               f'"prefills":{prefills:.0f},"waiting":{waiting:.0f},"batch_tokens":{batch:.0f},'
+               f'"prompt_tokens":{prompt:.0f},"output_tokens":{output:.0f},"kv_used_blocks":{used:.1f},'
+               f'"kv_cached_blocks":{cached:.1f},"admitted":{admitted:.0f},"completed":{completed:.0f},'
+               f'"preempted":{preempted:.0f}}}}}')
+
+
+def _counters(timeline: Timeline) -> Iterator[str]:
+    """Queue and KV blocks of each worker over the whole run, whatever the pass log left out."""
+    bins = len(timeline.start_ms)
+    step = -(-bins * len(timeline.workers) // MAX_COUNTERS)
+    edges = np.arange(0, bins, step)
+    span = timeline.end_ms - timeline.start_ms
+    length = np.maximum(np.add.reduceat(span, edges), 1e-9)
+    times = (timeline.start_ms[edges] * 1000.0).tolist()
+
+    def means(name: str) -> list[list[float]]:
+        values: list[list[float]] = (np.add.reduceat(timeline.series[name] * span, edges, axis=1) / length).tolist()
+        return values
+
+    running, waiting = means("running"), means("waiting")
+    used, cached = means("kv_used_blocks"), means("kv_cached_blocks")
+    for w in range(len(timeline.workers)):
+        for at, r, q, u, c in zip(times, running[w], waiting[w], used[w], cached[w], strict=True):
+            head = f'"ph":"C","pid":{w + 2},"ts":{at:.3f}'
+            yield f'{{{head},"name":"requests","args":{{"running":{r:.3f},"waiting":{q:.3f}}}}}'
+            yield f'{{{head},"name":"KV blocks","args":{{"used":{u:.2f},"cached":{c:.2f}}}}}'
+
+
+def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[str]:
+    """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
+    last_worker = worker_numbers(columns["decode_worker_idx"], timeline.pools, "decode")
+    first_worker = last_worker
+    if "prefill" in timeline.pools:
+        first_worker = worker_numbers(columns["prefill_worker_idx"], timeline.pools, "prefill")
+    log = _Log(passes, len(timeline.workers))
+    admit = log.find(first_worker, columns["first_admit_ms"], starts=True)
+    first = log.find(last_worker, columns["first_token_ms"], starts=False)
+    last = log.find(last_worker, columns["last_token_ms"], starts=False)
+    rows = np.flatnonzero((admit >= 0) & (first >= 0) & (last >= 0))
+    if len(rows) > MAX_FLOWS:
+        rows = rows[np.linspace(0, len(rows) - 1, MAX_FLOWS).astype(np.int64)]
+    middle = (passes["start_ms"] + passes["end_ms"]) * 500.0
+    ids = columns.get("request_id")
+    for row in rows.tolist():
+        arrival = columns["arrival_time_ms"][row] * 1000.0
+        name = f"request {row}" if ids is None or ids[row] is None else f"request {ids[row]}"
+        args = {key: _plain(columns[key][row]) for key in ("input_length", "output_tokens", "reused_input_tokens",
+                                                           "ttft_ms", "e2e_latency_ms", "terminal_status")}
+        yield (f'{{"ph":"X","name":{json.dumps(name)},"cat":"request","pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f},'
+               f'"dur":0,"args":{json.dumps(args)}}}')
+        head = f'"cat":"request","name":"request","id":{row}'
+        yield f'{{"ph":"s",{head},"pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f}}}'
+        points = [(int(first_worker[row]), admit[row])]
+        for place in (first[row], last[row]):
+            if place != points[-1][1]:
+                points.append((int(last_worker[row]), place))
+        for i, (worker, place) in enumerate(points):
+            kind = '"ph":"f","bp":"e"' if i == len(points) - 1 else '"ph":"t"'
+            yield f'{{{kind},{head},"pid":{worker + 2},"tid":1,"ts":{middle[place]:.3f}}}'
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value != value else value
+
+
+class _Log:
+    """Finds the entry of the pass log that a time of a worker falls into."""
+
+    def __init__(self, passes: dict[str, NDArray[Any]], workers: int) -> None:
+        self.start, self.end = passes["start_ms"], passes["end_ms"]
+        self.bounds = np.searchsorted(passes["worker"], np.arange(workers + 1))
+
+    def find(self, worker: NDArray[np.int64], at: NDArray[np.float64], *, starts: bool) -> NDArray[np.int64]:
+        """Entry that begins at (`starts`) or ends at or spans each time, -1 if it is not logged."""
+        out = np.full(len(at), -1, np.int64)
+        for w in range(len(self.bounds) - 1):
+            low, high = int(self.bounds[w]), int(self.bounds[w + 1])
+            rows = np.flatnonzero((worker == w) & ~np.isnan(at))
+            if low == high or not len(rows):
+                continue
+            side: Any = "right" if starts else "left"
+            place = np.searchsorted(self.start[low:high], at[rows], side=side) - 1
+            inside = (place >= 0) & (at[rows] <= self.end[low:high][np.maximum(place, 0)] + 1e-9)
+            out[rows[inside]] = low + place[inside]
+        return out

@@ -1,0 +1,198 @@
+"""What a page shows of one run, as plain JSON: report, provenance, CDFs, time series.
+
+Every page carries this data of its runs, so that pages can be compared later; series are base64 of float32 columns.
+"""
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Mapping
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..report import plain, read_report_json
+from ..timeline import Timeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..simulation import Simulation
+
+    FloatArray = NDArray[np.float64]
+
+__all__ = ["CDFS", "RunData", "read_run", "run_data", "time_per_token"]
+
+RunData = dict[str, Any]
+FORMAT = 1
+CDFS = ("ttft_ms", "ttst_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
+CDF_POINTS = 256
+SERIES_VALUES = 16_384             # of one series, all workers together
+_COLUMNS = {"ttft_ms": "ttft_ms", "ttst_ms": "ttst_ms", "tpot_ms": "itl_ms"}
+_LEVELS = ("running", "waiting", "kv_used_blocks", "kv_cached_blocks", "kv_usage", "busy")
+_COUNTS = ("passes", "batch_tokens", "prompt_tokens", "output_tokens", "preemptions", "arrivals", "completed",
+           "admitted_prompt_tokens", "reused_prompt_tokens")
+
+
+def run_data(simulation: Simulation, name: str, provenance: Mapping[str, Any]) -> RunData:
+    """Gather what a page shows of a run.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        Made with ``recording=Recording()``; without, it has no time series and no CDF of the gaps.
+    name : str
+        What the page calls the run.
+    provenance : mapping
+        See `mocker.provenance.provenance`.
+
+    Returns
+    -------
+    dict
+        JSON values only.
+    """
+    columns = simulation.per_request
+    timeline = simulation.timeline
+    data: RunData = {
+        "format": FORMAT, "name": name, "provenance": plain(provenance), "report": plain(simulation.report),
+        "time_per_token": time_per_token(columns, simulation.report), "sla": plain(simulation.meta.get("sla", {})),
+        "attainment": _attainment(columns, simulation.meta.get("sla", {})),
+        "cdf": {key: _cdf(columns[column][~np.isnan(columns[column])]) for key, column in _COLUMNS.items()}}
+    ended = columns["e2e_latency_ms"][columns["terminal_status"] == "completed"]
+    data["cdf"]["e2e_latency_ms"] = _cdf(ended[~np.isnan(ended)])
+    if simulation.gaps is not None:
+        data["cdf"]["itl_ms"] = _cdf_of_bins(*simulation.gaps)
+    if timeline is not None:
+        data["series"] = _series(timeline)
+        data["preemptions"] = round(float(timeline.series["preemptions"].sum()))
+    return data
+
+
+def time_per_token(columns: Mapping[str, NDArray[Any]], report: Mapping[str, Any]) -> list[float | None]:
+    """The means of `definitions.TIME_PER_TOKEN`, in its order, ms."""
+    tokens = columns["output_tokens"].astype(np.float64)
+    span = columns["last_token_ms"] - columns["first_token_ms"]
+    several = tokens > 1
+    gaps = float((tokens[several] - 1).sum())
+    whole = columns["e2e_latency_ms"] / np.maximum(tokens, 1)
+    whole = whole[(tokens > 0) & ~np.isnan(whole)]
+    per_request = report.get("mean_tpot_ms")
+    return [per_request, report.get("mean_itl_ms"), float(span[several].sum()) / gaps if gaps else None, per_request,
+            float(whole.mean()) if len(whole) else None]
+
+
+def _attainment(columns: Mapping[str, NDArray[Any]], sla: Mapping[str, float | None]) -> dict[str, dict[str, float]]:
+    """For each bound that is set, and for all of them together: requests that keep it, of how many."""
+    done = columns["terminal_status"] == "completed"
+    good = done.copy()
+    out: dict[str, dict[str, float]] = {}
+    # A request with one token has no gap that could be too long.
+    values = {"ttft_ms": columns["ttft_ms"], "itl_ms": np.where(columns["output_tokens"] > 1, columns["itl_ms"], 0.0),
+              "e2e_ms": columns["e2e_latency_ms"]}
+    for name, bound in sla.items():
+        if bound is not None:
+            kept = done & (values[name] <= bound)
+            good &= kept
+            out[name] = {"bound": float(bound), "good": int(kept.sum()), "of": len(done)}
+    if out:
+        out["all"] = {"bound": math.nan, "good": int(good.sum()), "of": len(done)}
+    return plain(out)                          # type: ignore[no-any-return]
+
+
+def _packed(values: FloatArray) -> dict[str, str]:
+    """A column as plotly.js reads it."""
+    return {"dtype": "f4", "bdata": base64.b64encode(values.astype("<f4").tobytes()).decode()}
+
+
+def _cdf(values: FloatArray) -> dict[str, Any]:
+    n = len(values)
+    if n == 0:
+        return {"samples": 0}
+    ordered = np.sort(values)
+    tail = n - 1 - np.geomspace(1, n, 64).astype(np.int64) + 1
+    ranks = np.unique(np.concatenate([np.linspace(0, n - 1, CDF_POINTS).astype(np.int64), tail]))
+    return {"samples": n, "x": _packed(ordered[ranks]), "y": _packed((ranks + 1) / n)}
+
+
+def _cdf_of_bins(upper: FloatArray, weights: NDArray[np.int64]) -> dict[str, Any]:
+    n = int(weights.sum())
+    if n == 0:
+        return {"samples": 0}
+    return {"samples": n, "x": _packed(upper), "y": _packed(np.cumsum(weights) / n)}
+
+
+def _series(timeline: Timeline) -> dict[str, Any]:
+    """Time series with few enough points to draw."""
+    workers, bins = len(timeline.workers), len(timeline.start_ms)
+    factor = math.ceil(bins / min(max(SERIES_VALUES // workers, 64), 400))
+    edges = np.arange(0, bins, factor)
+    span = timeline.end_ms - timeline.start_ms
+    length = np.maximum(np.add.reduceat(span, edges), 1e-9)
+    sums = {name: np.add.reduceat(timeline.series[name], edges, axis=1) for name in _COUNTS}
+    out = {name: np.add.reduceat(timeline.series[name] * span, edges, axis=1) / length for name in _LEVELS}
+    out["output_tok_s"] = sums["output_tokens"] / length * 1000.0
+    out["prompt_tok_s"] = sums["prompt_tokens"] / length * 1000.0
+    out["arrivals_rps"] = sums["arrivals"] / length * 1000.0
+    out["completed_rps"] = sums["completed"] / length * 1000.0
+    out["preemptions"] = sums["preemptions"]
+    counted = np.array([pool != "prefill" for pool in timeline.pools])
+    total = {name: values.sum(0) for name, values in out.items()}
+    total["output_tok_s"] = out["output_tok_s"][counted].sum(0)
+    total["kv_usage"] = total["kv_used_blocks"] / max(int(timeline.capacity.sum()), 1)
+    total["busy"] = out["busy"].mean(0)
+    total["router_queue"] = np.add.reduceat(timeline.router_queue * span, edges) / length
+    for name, above, below in (("batch_tokens_per_pass", "batch_tokens", "passes"),
+                               ("cache_hit_ratio", "reused_prompt_tokens", "admitted_prompt_tokens")):
+        out[name] = _ratio(sums[above], sums[below])
+        total[name] = _ratio(sums[above].sum(0), sums[below].sum(0))
+    seconds = (timeline.start_ms[edges] + length / 2.0) / 1000.0
+    return {"workers": timeline.workers, "capacity_blocks": timeline.capacity.tolist(),
+            "interval_s": timeline.interval_ms * factor / 1000.0, "t": _packed(seconds),
+            "of_workers": {name: [_packed(row) for row in values] for name, values in out.items()},
+            "total": {name: _packed(values) for name, values in total.items()}}
+
+
+def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+_EMBEDDED = re.compile(rb'<script type="application/json" id="mocker-runs">(.*?)</script>', re.DOTALL)
+
+
+def read_run(path: str | Path) -> list[RunData]:
+    """Read the runs of an HTML page that this package wrote, or the one of a JSON report.
+
+    Returns
+    -------
+    list of dict
+        As `run_data` makes them; of a JSON report, with `name` and `report` only.
+
+    Raises
+    ------
+    ValueError
+        The file is neither.
+    OSError
+        It cannot be read.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        report = read_report_json(path)
+        if not isinstance(report.get("num_requests"), int | float):
+            raise ValueError(f"{path}: not a report: it has no num_requests")
+        return [{"format": FORMAT, "name": path.stem, "report": report}]
+    found = _EMBEDDED.search(path.read_bytes())
+    if found is None:
+        raise ValueError(f"{path}: not a page of this program: its data is missing")
+    try:
+        runs = json.loads(unescape(found[1].decode()))
+        if not isinstance(runs, list) or not all(isinstance(run["report"], dict) for run in runs):
+            raise ValueError("no list of runs")
+        if any(run["format"] > FORMAT for run in runs):
+            raise ValueError("written by a newer version of this program")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: the data in the page cannot be read: {error}") from None
+    return runs

@@ -1,0 +1,101 @@
+"""Time series as a CSV or Parquet file."""
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import importlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import numpy as np
+
+from ..report import write_atomically
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..timeline import Timeline
+
+__all__ = ["TABLE_SUFFIXES", "write_csv", "write_timeseries"]
+
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_CHUNK_ROWS = 8192
+
+
+def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
+    """Write the series of a run, a row per time bin and worker (see `Timeline.columns`).
+
+    Parameters
+    ----------
+    path
+        The file; its name ends in one of `TABLE_SUFFIXES`.
+    timeline : Timeline
+        `Simulation.timeline` of a run that was recorded.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        Another ending.
+    ImportError
+        Parquet without pyarrow.
+    """
+    name = os.fspath(path)
+    if not name.endswith(TABLE_SUFFIXES):
+        raise ValueError(f"{name}: the name must end in {', '.join(TABLE_SUFFIXES)}")
+    columns = timeline.columns()
+    if not name.endswith(".parquet"):
+        return write_csv(path, columns)
+    try:
+        pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError("a .parquet file needs pyarrow, which is not installed: pip install 'mocker-llm[parquet]'; "
+                          "or use .csv") from error
+    table = pa.table({key: pa.array(values, from_pandas=True) for key, values in columns.items()})
+    with write_atomically(path) as file:
+        pq.write_table(table, file, compression="zstd")
+    return Path(path)
+
+
+def write_csv(path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]],
+              missing: Mapping[str, NDArray[np.bool_]] | None = None) -> Path:
+    """Write columns of one length as CSV, compressed if the name ends in ``.gz``; NaN and `missing` cells are empty."""
+    total = len(next(iter(columns.values()), ()))
+    with write_atomically(path) as raw, _stream(raw, path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for start in range(0, total, _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            cells = [_cells(values[part], None if missing is None or key not in missing else missing[key][part])
+                     for key, values in columns.items()]
+            writer.writerows(zip(*cells, strict=True))
+        text.flush()
+        text.detach()
+    return Path(path)
+
+
+def _cells(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> list[Any]:
+    cells: list[Any] = values.tolist()
+    gaps = np.isnan(values) if values.dtype.kind == "f" else missing
+    if gaps is not None:
+        for i in np.flatnonzero(gaps).tolist():
+            cells[i] = None
+    return cells
+
+
+@contextlib.contextmanager
+def _stream(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    if not os.fspath(path).endswith(".gz"):
+        yield file
+        return
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as stream:
+        yield cast("BinaryIO", stream)
