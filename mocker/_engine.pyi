@@ -4,6 +4,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._models import CompiledModel
+
 STATUS_NAMES: dict[int, str]
 TERMINAL_NAMES: tuple[str | None, ...]
 
@@ -14,6 +16,7 @@ class EngineCore:
         fifo: bool, trtllm: bool, worker_type: int, speedup: float, decode_speedup: float, kv_bytes: float,
         kv_bandwidth: float, rates: Sequence[float], seed: int, token_seed: int, real_tokens: bool, record: bool,
         capture: bool, event_tokens: bool, worker_id: int,
+        timing: CompiledModel | None = None,
     ) -> None: ...
     def submit(self, handle: int, tokens: NDArray[np.uint32], limit: int, plan: NDArray[np.uint32] | None,
                place: int) -> int: ...

@@ -16,9 +16,10 @@ from mocker._handoff cimport (
     handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
+from mocker._models cimport CompiledModel, raise_time
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
-from mocker._timing cimport timing_init
+from mocker._timing cimport timing_init, timing_use
 from mocker._vllm cimport core_metrics, core_pass
 
 STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted", ST_HELD: "held",
@@ -53,12 +54,15 @@ cdef class EngineCore:
         Keep admissions, signals and forward-pass metrics of each pass for `run_pass`.
     capture, event_tokens : bool
         Log KV events; with the tokens of stored blocks.
+    timing : CompiledModel, optional
+        Asked how long passes take, in place of the polynomial.
     """
 
     def __cinit__(self, *, int64_t block_size, int64_t num_blocks, int64_t max_seqs, int64_t max_tokens, bint caching,
                   bint chunked, bint fifo, bint trtllm, int worker_type, double speedup, double decode_speedup,
                   double kv_bytes, double kv_bandwidth, rates, uint64_t seed, uint64_t token_seed, bint real_tokens,
-                  bint record, bint capture, bint event_tokens, int64_t worker_id):
+                  bint record, bint capture, bint event_tokens, int64_t worker_id,
+                  CompiledModel timing=None):
         cdef Core* c = &self.c
         cdef int i
         c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
@@ -77,7 +81,9 @@ cdef class EngineCore:
                 or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
                 or timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup) != ERR_OK):
             raise MemoryError
-        self.worker_id = worker_id
+        self.worker_id, self.timing = worker_id, timing
+        if timing is not None:
+            timing_use(&c.timing, &timing.model)
 
     def __dealloc__(self):
         core_free(&self.c)
@@ -87,7 +93,7 @@ cdef class EngineCore:
         if error == ERR_MEMORY:
             raise MemoryError("the engine ran out of memory")
         if error == ERR_TIME:
-            raise OverflowError("a pass takes longer than the clock's range; speedup_ratio is too small")
+            raise_time(self.timing)
         return 0
 
     def submit(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,

@@ -27,7 +27,7 @@ from mocker._rules_copies cimport table_resize
 from mocker._rules_requests cimport before, slot_free, waiting_remove
 from mocker._rules_schedule cimport admit_waiting, schedule_running
 from mocker._rules_tokens cimport collect_ready, emit, settle
-from mocker._timing cimport timing_decode_ms, timing_prefill_ms
+from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
 
 
 # ---- memory of the scheduler ------------------------------------------------------------------------------------
@@ -209,7 +209,8 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
     could be admitted after all. The clock's additions are the same and in the same order as pass by pass.
     """
     cdef Core* c = x.c
-    cdef int64_t i, k, m = 0, steps
+    cdef int64_t i, k, m = 0, steps, stop, context = 0
+    cdef bint varies
     cdef int32_t slot
     cdef Request* r
     cdef Extra* e
@@ -240,19 +241,32 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
             k = steps
             if k <= 0:
                 return now
-    step = timing_decode_ms(&c.timing, c.n_running, c.pool.active, 0) if c.worker_type != WORKER_PREFILL else 0.0
-    while m < k and now < until and now <= last_start:
-        next_now = now + step
-        at = x.flight_end if late else next_now
-        if m == 0:
-            first = at - c.last_emit
-        if c.gaps != NULL:
-            gaps_add(c.gaps, at - c.last_emit, c.n_running)
-        c.last_emit = at
-        x.flight_end = next_now
-        c.last_start = now
-        now = next_now
-        m += 1
+    varies = timing_varies(&c.timing) and c.worker_type != WORKER_PREFILL
+    if varies:
+        for i in range(c.n_running):
+            context += c.req[c.running[i]].len
+        context //= c.n_running                # grows by one a pass
+    while m < k:
+        step = 0.0
+        if c.worker_type != WORKER_PREFILL:
+            step = timing_decode_ms(&c.timing, c.n_running, c.pool.active, context + m)
+        if not (step < INFINITY):
+            break                              # the next pass says so
+        stop = m + 1 if varies else k          # passes that take as long
+        while m < stop and now < until and now <= last_start:
+            next_now = now + step
+            at = x.flight_end if late else next_now
+            if m == 0:
+                first = at - c.last_emit
+            if c.gaps != NULL:
+                gaps_add(c.gaps, at - c.last_emit, c.n_running)
+            c.last_emit = at
+            x.flight_end = next_now
+            c.last_start = now
+            now = next_now
+            m += 1
+        if m < stop:
+            break
     if m == 0:
         return now
     for i in range(c.n_running):

@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._collect import Collector
+from ._models import CompiledModel
 from ._paths import PathTable
 
 STATUS_NAMES: dict[int, str]
@@ -17,6 +18,7 @@ class SglangEngine:
         conserve: bool, conservativeness: float, worker_type: int, speedup: float, decode_speedup: float,
         kv_bytes: float, kv_bandwidth: float, rates: Sequence[float], seed: int, real_tokens: bool, record: bool,
         capture: bool, worker_id: int,
+        timing: CompiledModel | None = None,
     ) -> None: ...
     def submit(self, handle: int, tokens: NDArray[np.uint32], limit: int, plan: NDArray[np.uint32] | None, high: int,
                low: int, handoff: int = -1) -> int: ...

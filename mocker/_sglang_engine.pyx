@@ -12,6 +12,7 @@ from mocker._collect cimport Collector
 from mocker._common cimport ERR_MEMORY, ERR_OK, ERR_TIME, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, path_reserve
+from mocker._models cimport CompiledModel, raise_time
 from mocker._paths cimport PathTable
 from mocker._radix cimport Node, Radix, map_find, radix_foreign
 from mocker._sglang cimport (
@@ -19,7 +20,7 @@ from mocker._sglang cimport (
     SglRequest, sgl_activate, sgl_active_blocks, sgl_drop, sgl_enqueue, sgl_enqueue_source, sgl_forward, sgl_free,
     sgl_init, sgl_metrics, sgl_new, sgl_pass, sgl_release_source, sgl_reserve, sgl_retry)
 from mocker._spec cimport rng_seed
-from mocker._timing cimport timing_init
+from mocker._timing cimport timing_init, timing_use
 
 cdef enum:
     MEMO_TOKENS = 1 << 16          # pools up to this size get a memo of decode times, one place a token
@@ -59,12 +60,15 @@ cdef class SglangEngine:
         Keep admissions, signals and forward-pass metrics of each pass for `run_pass`.
     capture : bool
         Log KV events.
+    timing : CompiledModel, optional
+        Asked how long passes take, in place of the polynomial.
     """
 
     def __cinit__(self, *, int64_t page, int64_t total, int64_t max_seqs, int64_t max_prefill, int64_t chunk,
                   int64_t clip, bint lpm, bint conserve, double conservativeness, int worker_type, double speedup,
                   double decode_speedup, double kv_bytes, double kv_bandwidth, rates, uint64_t seed, bint real_tokens,
-                  bint record, bint capture, int64_t worker_id):
+                  bint record, bint capture, int64_t worker_id,
+                  CompiledModel timing=None):
         cdef SglangCore* c = &self.c
         cdef int i
         cdef bint memo = total <= MEMO_TOKENS
@@ -87,7 +91,9 @@ cdef class SglangEngine:
             c.timing.decode_by_active = NULL
             c.timing.total_tokens = <double>total
             c.timing.blocks = total
-        self.worker_id = worker_id
+        self.worker_id, self.timing = worker_id, timing
+        if timing is not None:
+            timing_use(&c.timing, &timing.model)
 
     def __dealloc__(self):
         sgl_free(&self.c)
@@ -96,7 +102,7 @@ cdef class SglangEngine:
         if self.c.error == ERR_MEMORY or self.c.tree.error == ERR_MEMORY:
             raise MemoryError("the engine ran out of memory")
         if self.c.error == ERR_TIME:
-            raise OverflowError("a pass takes longer than the clock's range; speedup_ratio is too small")
+            raise_time(self.timing)
         return 0
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,

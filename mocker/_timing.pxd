@@ -2,6 +2,19 @@
 from mocker._common cimport int64_t
 
 
+# A model's time in ms, before limits and speed-up. Prefill: requests, new tokens and cached tokens of each (means).
+# Decode: requests, KV tokens of the whole pool, known tokens of each (mean). Not a number: the model failed.
+ctypedef double (*ModelTime)(void* data, int64_t batch, int64_t tokens, int64_t depth) noexcept nogil
+
+
+cdef struct Model:
+    ModelTime prefill
+    ModelTime decode
+    void* data                     # what the two get
+    int64_t ranks                  # attention data parallelism: the two get the batch of the busiest rank
+    bint by_context                # decode depends on the mean length
+
+
 cdef struct Timing:
     double speedup                 # divides prefill and decode time; <= 0: unscaled
     double decode_speedup          # further divides decode time
@@ -9,10 +22,19 @@ cdef struct Timing:
     int64_t block_size             # tokens a block
     double* decode_by_active       # [blocks + 1] memo: decode ms by active blocks, -1 = not yet; NULL if too many
     int64_t blocks                 # capacity of the pool in blocks
+    Model* model                   # asked in place of the polynomial; NULL: the polynomial
+
+
+cdef inline bint timing_varies(Timing* t) noexcept nogil:
+    """Whether decode time changes while requests only grow inside their blocks."""
+    return t.model != NULL and t.model.by_context
 
 
 cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
                      double decode_speedup) noexcept nogil
 cdef void timing_free(Timing* t) noexcept nogil
+cdef void timing_use(Timing* t, Model* model) noexcept nogil
+cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil
+cdef double model_decode(Model* m, int64_t batch, int64_t tokens, int64_t context) noexcept nogil
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil

@@ -1,9 +1,13 @@
 # cython: language_level=3
-"""How long a pass takes: the polynomial model, its scaling, and the rounding of the reference's clock.
+"""How long a pass takes: the polynomial model, the seam to other models, and the rounding of the reference's clock.
 
 Answers to `common/perf_model.rs` and to the scaling functions of the vLLM core. A predicted time becomes a whole
 number of nanoseconds, exactly rounded (half to even) from the product of its seconds and 1e9; scaling divides the
 seconds of that and rounds again. Milliseconds handed out are nanoseconds / 1e9 * 1000 in this order.
+
+Without a model the polynomial is inline, and decode times are remembered by active blocks. Models are in `_models`
+and behind two function pointers; one costs a call a pass, and a call a stretch of passes where it does not depend on
+the requests' lengths (`by_context`).
 """
 from libc.math cimport INFINITY, fma, isfinite, rint
 from libc.stdlib cimport free, malloc
@@ -14,6 +18,8 @@ cdef enum:
     MEMO_LIMIT = 1 << 20           # pools larger than this get no memo of decode times
 
 cdef double LONGEST = 9.0e9        # seconds (285 years): the nanoseconds of a duration fit 63 bits
+cdef double SHORT = 1e6            # seconds: below it a double tells nanoseconds apart, so rounding again changes nothing
+cdef double PLAIN = 1e12           # nanoseconds: below it a product's error is under 1e-4
 
 
 cdef double rounded_seconds(double seconds) noexcept nogil:
@@ -23,6 +29,14 @@ cdef double rounded_seconds(double seconds) noexcept nogil:
     if not (seconds <= LONGEST):
         return INFINITY
     product = seconds * 1e9
+    if product < PLAIN:
+        nanos = <int64_t>product
+        part = product - <double>nanos
+        if part < 0.4999:
+            return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
+        if part > 0.5001:
+            nanos += 1
+            return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
     error = fma(seconds, 1e9, -product)        # the exact product is product + error
     nanos = <int64_t>product
     part = product - <double>nanos
@@ -38,6 +52,8 @@ cdef double rounded_seconds(double seconds) noexcept nogil:
 
 cdef double scaled_ms(double ms, double ratio) noexcept nogil:
     cdef double seconds = rounded_seconds(ms / 1000.0)
+    if ratio == 1.0 and seconds < SHORT:
+        return seconds * 1000.0
     if ratio > 0.0 and seconds > 0.0:
         seconds = rounded_seconds(seconds / ratio)
     return seconds * 1000.0
@@ -50,6 +66,7 @@ cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speed
     t.total_tokens = <double>(blocks * block_size)
     t.block_size, t.blocks = block_size, blocks
     t.decode_by_active = NULL
+    t.model = NULL
     if blocks <= MEMO_LIMIT:
         t.decode_by_active = <double*>malloc((blocks + 1) * sizeof(double))
         if t.decode_by_active == NULL:
@@ -63,21 +80,49 @@ cdef void timing_free(Timing* t) noexcept nogil:
     free(t.decode_by_active)
 
 
+cdef void timing_use(Timing* t, Model* model) noexcept nogil:
+    """Ask `model` from now on; it has to outlive the timing."""
+    free(t.decode_by_active)
+    t.decode_by_active = NULL
+    t.model = model
+
+
+cdef int64_t per_rank(Model* m, int64_t batch) noexcept nogil:
+    return batch if m.ranks <= 1 else (batch + m.ranks - 1) // m.ranks
+
+
+cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil:
+    """Unscaled ms, never negative, of `batch` > 0 prompts of `tokens` > 0 new tokens each after `prefix` cached ones."""
+    cdef double ms = m.prefill(m.data, per_rank(m, batch), tokens, prefix)
+    return 0.0 if ms < 0.0 else ms
+
+
+cdef double model_decode(Model* m, int64_t batch, int64_t tokens, int64_t context) noexcept nogil:
+    """Unscaled ms, at least 1, of `batch` > 0 requests of mean length `context` with `tokens` in the pool."""
+    cdef double ms = m.decode(m.data, per_rank(m, batch), tokens, context)
+    return 1.0 if ms < 1.0 else ms
+
+
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil:
     """Duration of the prefill part, ms; `batch` prompts with the given truncated means of context and prefix."""
     cdef double tokens, ms
     if batch == 0 or mean_isl <= mean_prefix:
         return 0.0
+    if t.model != NULL:
+        return scaled_ms(model_prefill(t.model, batch, mean_isl - mean_prefix, mean_prefix), t.speedup)
     tokens = <double>(batch * (mean_isl - mean_prefix))
     ms = 4.209989e-07 * (tokens * tokens) + 1.518344e-02 * tokens + 1.650142e+01
     return scaled_ms(ms, t.speedup)
 
 
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil:
-    """Duration of the decode part, ms; `batch` > 0 ready requests with `active_blocks` blocks held."""
+    """Duration of the decode part, ms; `batch` > 0 ready requests of mean length `context`, `active_blocks` held."""
     cdef double share, ms, result
     if t.decode_by_active != NULL and t.decode_by_active[active_blocks] >= 0.0:
         return t.decode_by_active[active_blocks]
+    if t.model != NULL:
+        return scaled_ms(model_decode(t.model, batch, active_blocks * t.block_size, context),
+                         t.speedup * t.decode_speedup)
     share = <double>(active_blocks * t.block_size) / t.total_tokens
     ms = -25.74 * (share * share) + 54.01 * share + 5.74
     if not (ms >= 1.0):

@@ -21,7 +21,7 @@ from mocker._core cimport (
 from mocker._kv cimport pool_cost, pool_use
 from mocker._requests cimport (
     note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop, waiting_remove)
-from mocker._timing cimport timing_decode_ms, timing_prefill_ms
+from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
 from mocker._tokens cimport collect_ready, emit, emit_bursts
 from mocker._trtllm cimport trt_blocks, trt_fits
 
@@ -303,7 +303,8 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
     differs only when a request needs a block or ends, when somebody new arrives, or when the head of the queue
     could be admitted after all. The clock's additions are the same and in the same order as pass by pass.
     """
-    cdef int64_t i, k, m = 0, steps
+    cdef int64_t i, k, m = 0, steps, stop, context = 0
+    cdef bint varies
     cdef Request* r
     cdef double step, next_now, first = now
     if not c.steady or c.nextn or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
@@ -321,16 +322,29 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
             k = steps
             if k == 0:
                 return now
-    step = timing_decode_ms(&c.timing, c.n_running, c.pool.active, 0) if c.worker_type != WORKER_PREFILL else 0.0
-    while m < k and now < until and now <= last_start:
-        next_now = now + step
-        if c.gaps != NULL:
-            gaps_add(c.gaps, next_now - now, c.n_running)
-        if m == 0:
-            first = next_now - now
-        c.last_start = now
-        now = next_now
-        m += 1
+    varies = timing_varies(&c.timing) and c.worker_type != WORKER_PREFILL
+    if varies:
+        for i in range(c.n_running):
+            context += c.req[c.running[i]].len
+        context //= c.n_running                # grows by one a pass
+    while m < k:
+        step = 0.0
+        if c.worker_type != WORKER_PREFILL:
+            step = timing_decode_ms(&c.timing, c.n_running, c.pool.active, context + m)
+        if not (step < INFINITY):
+            break                              # the next pass says so
+        stop = m + 1 if varies else k          # passes that take as long
+        while m < stop and now < until and now <= last_start:
+            next_now = now + step
+            if c.gaps != NULL:
+                gaps_add(c.gaps, next_now - now, c.n_running)
+            if m == 0:
+                first = next_now - now
+            c.last_start = now
+            now = next_now
+            m += 1
+        if m < stop:
+            break
     if m == 0:
         return now
     for i in range(c.n_running):

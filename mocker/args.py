@@ -204,6 +204,22 @@ class _Nested(_Check):
         return self.kind._build(self.kind._gather(value))
 
 
+class _Timing(_Check):
+    expects = "a timing model of mocker.timing, or the path of a saved one"
+
+    def __call__(self, value: Any) -> Any:
+        from .timing import TimingModel, load_timing
+
+        if isinstance(value, TimingModel):
+            return value
+        if isinstance(value, str | os.PathLike):
+            try:
+                return load_timing(value)
+            except (ValueError, OSError) as error:
+                raise _BadValue(("", str(error))) from None
+        raise self.refuse(value)
+
+
 class _Uuid(_Check):
     expects = "a uuid.UUID, its text, or an integer in 0..=2**128-1"
 
@@ -734,10 +750,10 @@ class MockEngineArgs(Record):
     worker_type : {"aggregated", "prefill", "decode"}
         What the worker does. Settable.
     planner_profile_data : str or os.PathLike, optional
-        Profile (NPZ) that the timing model is made from; only stored here.
+        Profile (NPZ or JSON) that the timing model is made from, when an engine is; see :mod:`mocker.timing`.
     aic_backend, aic_system, aic_backend_version, aic_tp_size, aic_model_path, aic_moe_tp_size, aic_moe_ep_size, \
     aic_attention_dp_size, aic_gemm_dtype, aic_moe_dtype, aic_fmha_dtype, aic_kv_cache_dtype, aic_comm_dtype : optional
-        What a performance database is asked for. Settable.
+        What a performance database is asked for, when an engine is made; see :mod:`mocker.aic`. Settable.
     aic_nextn : int, optional
         Draft tokens of a speculative decode step, 1..=5. Settable.
     aic_nextn_accept_rates : str, optional
@@ -793,6 +809,8 @@ class MockEngineArgs(Record):
         Part of the pool, in [0, 1), that an admission leaves free while somebody runs.
     reserve_full_isl : bool
         Admit a request only if its whole known sequence fits, not only its first chunk.
+    timing_model : mocker.timing.TimingModel or path, optional
+        How long passes take, in place of the polynomial. Settable.
 
     Raises
     ------
@@ -902,6 +920,7 @@ class MockEngineArgs(Record):
     max_model_len = Field[int | None](_Int(2, U64_MAX), "Tokens of prompt and output together.", nullable=True)
     watermark = Field[float](_Float(0.0, 1.0, below=True), "Part of the pool that an admission leaves free.")
     reserve_full_isl = Field[bool](_BOOL, "A request is admitted only if its whole known sequence fits.")
+    timing_model = SettableField[Any](_Timing(), "How long passes take, in place of the polynomial.", nullable=True)
 
     def __init__(
         self,
@@ -967,6 +986,7 @@ class MockEngineArgs(Record):
         max_model_len: int | None = None,
         watermark: float = 0.0,
         reserve_full_isl: bool = True,
+        timing_model: Any = None,
     ) -> None:
         self._init(locals())
 
@@ -1117,13 +1137,15 @@ class MockEngineArgs(Record):
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write.
 
-        ``scheduler_rules`` and what belongs to it are left out where they have their defaults, so that the form is the
-        reference's.
+        ``scheduler_rules`` with what belongs to it and ``timing_model`` are left out where they have their defaults, so
+        that the form is the reference's. A timing model is given by what it shows: it is not read back.
         """
         values = super().to_dict()
-        for name in _SCHEDULER_FIELDS:
+        for name in (*_SCHEDULER_FIELDS, "timing_model"):
             if values[name] == self._defaults[name]:
                 del values[name]
+        if "timing_model" in values:
+            values["timing_model"] = repr(self.timing_model)
         return values
 
     def to_json(self) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from ._engine import TERMINAL_NAMES, EngineCore
 from .args import DEFAULT_SCHEDULER_RULES, DirectRequest, MockEngineArgs
 from .commands import HandoffCommands, PendingOrder, SchedulerCommandEffects
+from .timing import engine_timing
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -252,8 +253,6 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
     """
     if args.engine_type not in ("vllm", "trtllm"):
         raise ValueError(f"engine_type {args.engine_type!r} is not supported by VllmCore; use 'vllm' or 'trtllm'")
-    if args.planner_profile_data is not None:
-        raise ValueError("planner_profile_data (interpolated timing) is not supported yet; leave it unset")
     if args.aic_backend is not None:
         raise ValueError("aic_backend (measured timing) is not supported yet; leave it unset")
     return {
@@ -267,7 +266,7 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
         "speedup": args.speedup_ratio, "decode_speedup": args.decode_speedup_ratio,
         "kv_bytes": math.nan if args.kv_bytes_per_token is None else float(args.kv_bytes_per_token),
         "kv_bandwidth": math.nan if args.kv_transfer_bandwidth is None else args.kv_transfer_bandwidth,
-        "rates": args.accept_rates() or [],
+        "rates": args.accept_rates() or [], "timing": engine_timing(args),
     }
 
 

@@ -17,6 +17,7 @@ from ._sglang_engine import SglangEngine
 from .args import DirectRequest, MockEngineArgs, SglangArgs
 from .commands import HandoffCommands
 from .engine import UNLIMITED, EnginePassResult, MockerMetrics
+from .timing import engine_timing
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -91,8 +92,6 @@ def sglang_settings(args: MockEngineArgs) -> dict[str, Any]:
     """
     if args.engine_type != "sglang":
         raise ValueError(f"engine_type {args.engine_type!r} is not supported by SglangCore; use 'sglang'")
-    if args.planner_profile_data is not None:
-        raise ValueError("planner_profile_data (interpolated timing) is not supported yet; leave it unset")
     if args.aic_backend is not None:
         raise ValueError("aic_backend (measured timing) is not supported yet; leave it unset")
     s = args.sglang if args.sglang is not None else SglangArgs()
@@ -115,7 +114,7 @@ def sglang_settings(args: MockEngineArgs) -> dict[str, Any]:
         "speedup": args.speedup_ratio, "decode_speedup": args.decode_speedup_ratio,
         "kv_bytes": math.nan if args.kv_bytes_per_token is None else float(args.kv_bytes_per_token),
         "kv_bandwidth": math.nan if args.kv_transfer_bandwidth is None else args.kv_transfer_bandwidth,
-        "rates": args.accept_rates() or [],
+        "rates": args.accept_rates() or [], "timing": engine_timing(args),
     }
 
 
