@@ -5,14 +5,17 @@ Answers to `replay/collector.rs`. All requests that make a token in two consecut
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
 from libc.math cimport NAN, round, sqrt
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
 from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t, uint64_t
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
+cdef enum:
+    RANKS = 10                     # percentiles of the gaps and of their rates
+
 STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
 
 
@@ -27,20 +30,26 @@ cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
         gaps_append(g, value, weight)
 
 
-cdef void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:
+cdef bint gaps_grow(Gaps* g) noexcept nogil:
     cdef int64_t cap = g.cap
     cdef void* moved = grown(g.values, &cap, g.used + 1, sizeof(double))
     if moved == NULL:
         g.error = ERR_MEMORY
-        return
+        return False
     g.values = <double*>moved
     cap = g.cap
     moved = grown(g.weights, &cap, g.used + 1, sizeof(int64_t))
     if moved == NULL:
         g.error = ERR_MEMORY
-        return
+        return False
     g.weights = <int64_t*>moved
     g.cap = cap
+    return True
+
+
+cdef inline void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:
+    if g.used == g.cap and not gaps_grow(g):
+        return
     g.values[g.used] = value
     g.weights[g.used] = weight
     g.used += 1
@@ -171,13 +180,13 @@ cdef inline void moments_add(Moments* m, double x, int64_t weight) noexcept nogi
         m.high = x
 
 
-cdef double select(double* values, int64_t* weights, int64_t n, int64_t rank, int64_t* bins) noexcept nogil:
-    """Value at 0-based `rank` of a weighted multiset whose values share their upper 16 bits; `bins` has 4096 places."""
-    cdef uint64_t prefix, b
+cdef double select(double* values, int64_t* weights, int64_t n, uint64_t prefix, int64_t rank,
+                   int64_t* bins) noexcept nogil:
+    """Value at 0-based `rank` of those whose upper 28 bits are `prefix`; `bins` has 4096 places."""
+    cdef uint64_t b
     cdef int64_t i, k
-    cdef int shift = 36
+    cdef int shift = 24
     cdef double found
-    prefix = bits_of(values[0]) >> 48
     while True:
         for i in range(4096):
             bins[i] = 0
@@ -196,6 +205,70 @@ cdef double select(double* values, int64_t* weights, int64_t n, int64_t rank, in
         shift -= 12
 
 
+cdef bint select_all(double* values, int64_t* weights, int64_t n, int64_t* bins, const int64_t* ranks, int count,
+                     double* found) noexcept nogil:
+    """Values at `count` rising ranks of a weighted multiset; False if memory is short.
+
+    `bins` has the weights by the upper 16 bits and room for 4096 more a rank. Three passes over the values, however
+    many ranks: the second counts by 12 more bits where a rank falls, the third picks what shares those, few as a rule.
+    """
+    cdef int64_t i, k = 0, below = 0, m = 0, cap = 0, weights_cap = 0
+    cdef int64_t* fine = bins + 65536
+    cdef int64_t[RANKS] left               # rank inside its group, then inside its picked prefix
+    cdef int64_t[RANKS] group              # upper 16 bits
+    cdef uint64_t[RANKS] prefix            # upper 28 bits
+    cdef int j, groups = 0
+    cdef uint64_t b
+    cdef void* moved
+    cdef double* picked = NULL
+    cdef int64_t* picked_weights = NULL
+    cdef int8_t* place = <int8_t*>calloc(65536 + RANKS * 4096, 1)   # upper 16 bits -> group + 1; then: picked or not
+    if place == NULL:
+        return False
+    for j in range(count):
+        while ranks[j] - below >= bins[k]:
+            below += bins[k]
+            k += 1
+        left[j], group[j] = ranks[j] - below, k
+        if place[k] == 0:
+            groups += 1
+            place[k] = <int8_t>groups
+    memset(fine, 0, groups * 4096 * sizeof(int64_t))
+    for i in range(n):
+        b = bits_of(values[i])
+        if place[b >> 48]:
+            fine[(place[b >> 48] - 1) * 4096 + <int64_t>((b >> 36) & 0xFFF)] += weights[i]
+    for j in range(count):
+        k = (place[group[j]] - 1) * 4096
+        while left[j] >= fine[k]:
+            left[j] -= fine[k]
+            k += 1
+        place[65536 + k] = 1
+        prefix[j] = (<uint64_t>group[j] << 12) | <uint64_t>(k & 0xFFF)
+    for i in range(n):
+        b = bits_of(values[i])
+        if place[b >> 48] and place[65536 + (place[b >> 48] - 1) * 4096 + <int64_t>((b >> 36) & 0xFFF)]:
+            if m == cap:
+                moved = grown(picked, &cap, m + 1, sizeof(double))
+                if moved != NULL:
+                    picked = <double*>moved
+                    moved = grown(picked_weights, &weights_cap, m + 1, sizeof(int64_t))
+                if moved == NULL:
+                    free(picked)
+                    free(picked_weights)
+                    free(place)
+                    return False
+                picked_weights = <int64_t*>moved
+            picked[m], picked_weights[m] = values[i], weights[i]
+            m += 1
+    for j in range(count):
+        found[j] = select(picked, picked_weights, m, prefix[j], left[j], fine)
+    free(picked)
+    free(picked_weights)
+    free(place)
+    return True
+
+
 cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil:
     """Rank of a percentile (rule: `percentile_rank`, halves away from zero)."""
     return <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
@@ -209,22 +282,21 @@ def nearest_rank_of(int64_t total, int percent):
 cdef tuple _weighted(double* values, int64_t* weights, int64_t n):
     """Statistics of a weighted multiset of values >= 0, and of 1000 / value over those above 0.
 
-    Percentiles by radix selection: one histogram of the upper 16 bits, then the values of each bin that is asked for.
+    Percentiles by radix selection: see `select_all`.
     """
-    cdef int64_t i, k, m, rank, zeros = 0, below, last = -1
+    cdef int64_t i, zeros = 0
+    cdef int64_t[RANKS] ranks
+    cdef double[RANKS] found
     cdef double x, mean, rate_mean, spread = 0.0, rate_spread = 0.0
     cdef Moments gap = Moments(0, NAN, NAN, 0.0, 0.0), rate = Moments(0, NAN, NAN, 0.0, 0.0)
     cdef Moments second, rate_second
     cdef int64_t* bins
-    cdef double* picked
-    cdef int64_t* picked_weights
+    cdef bint enough
     if n == 0:
         return {"samples": 0}, {"samples": 0}
-    bins = <int64_t*>calloc(65536 + 4096, sizeof(int64_t))
-    picked = <double*>malloc(n * sizeof(double))
-    picked_weights = <int64_t*>malloc(n * sizeof(int64_t))
+    bins = <int64_t*>calloc(65536 + RANKS * 4096, sizeof(int64_t))
     try:
-        if bins == NULL or picked == NULL or picked_weights == NULL:
+        if bins == NULL:
             raise MemoryError
         with nogil:
             for i in range(n):
@@ -254,27 +326,18 @@ cdef tuple _weighted(double* values, int64_t* weights, int64_t n):
         if rate.total:                         # 1000 / x turns the order round
             wanted += [(gap.total - 1 - nearest_rank(rate.total, p), rates, name) for name, p in PERCENTILES]
         wanted.sort(key=lambda item: item[0])
-        k = below = m = 0
-        for want, out, name in wanted:
-            rank = want
-            with nogil:
-                while rank - below >= bins[k]:
-                    below += bins[k]
-                    k += 1
-                if k != last:
-                    last = k
-                    m = 0
-                    for i in range(n):
-                        if <int64_t>(bits_of(values[i]) >> 48) == k:
-                            picked[m], picked_weights[m] = values[i], weights[i]
-                            m += 1
-                x = select(picked, picked_weights, m, rank - below, bins + 65536)
-            out[name] = x if out is gaps else 1000.0 / x
+        for i, item in enumerate(wanted):
+            ranks[i] = item[0]
+        i = len(wanted)
+        with nogil:
+            enough = select_all(values, weights, n, bins, ranks, <int>i, found)
+        if not enough:
+            raise MemoryError
+        for i, (_, out, name) in enumerate(wanted):
+            out[name] = found[i] if out is gaps else 1000.0 / found[i]
         return gaps, rates
     finally:
         free(bins)
-        free(picked)
-        free(picked_weights)
 
 
 def weighted_statistics(values, weights, bint rates=False):

@@ -19,7 +19,7 @@ from libc.string cimport memset
 import numpy as np
 
 from mocker._common cimport int64_t
-from mocker._timing cimport ModelTime, model_decode, model_prefill
+from mocker._timing cimport model_decode, model_prefill
 
 cdef extern from *:
     """
@@ -28,7 +28,8 @@ cdef extern from *:
     #define mocker_observe(place) __atomic_load_n(place, __ATOMIC_ACQUIRE)
     #else
     #include <intrin.h>
-    static void mocker_publish(int64_t* place, int64_t value) { _ReadWriteBarrier(); *(volatile int64_t*)place = value; }
+    static void mocker_publish(int64_t* place, int64_t value)
+    { _ReadWriteBarrier(); *(volatile int64_t*)place = value; }
     static int64_t mocker_observe(int64_t* place)
     { int64_t value = *(volatile int64_t*)place; _ReadWriteBarrier(); return value; }
     #endif

@@ -18,7 +18,7 @@ cdef enum:
     MEMO_LIMIT = 1 << 20           # pools larger than this get no memo of decode times
 
 cdef double LONGEST = 9.0e9        # seconds (285 years): the nanoseconds of a duration fit 63 bits
-cdef double SHORT = 1e6            # seconds: below it a double tells nanoseconds apart, so rounding again changes nothing
+cdef double SHORT = 1e6            # seconds: below it a double tells nanoseconds apart
 cdef double PLAIN = 1e12           # nanoseconds: below it a product's error is under 1e-4
 
 
@@ -32,10 +32,10 @@ cdef double rounded_seconds(double seconds) noexcept nogil:
     if product < PLAIN:
         nanos = <int64_t>product
         part = product - <double>nanos
-        if part < 0.4999:
-            return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
-        if part > 0.5001:
-            nanos += 1
+        if part < 0.4999 or part > 0.5001:
+            nanos += part > 0.5
+            if nanos < 1000000000:
+                return <double>nanos / 1e9
             return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
     error = fma(seconds, 1e9, -product)        # the exact product is product + error
     nanos = <int64_t>product
@@ -92,7 +92,7 @@ cdef int64_t per_rank(Model* m, int64_t batch) noexcept nogil:
 
 
 cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil:
-    """Unscaled ms, never negative, of `batch` > 0 prompts of `tokens` > 0 new tokens each after `prefix` cached ones."""
+    """Unscaled ms, not negative, of `batch` > 0 prompts of `tokens` > 0 new tokens each after `prefix` cached ones."""
     cdef double ms = m.prefill(m.data, per_rank(m, batch), tokens, prefix)
     return 0.0 if ms < 0.0 else ms
 

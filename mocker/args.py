@@ -810,7 +810,7 @@ class MockEngineArgs(Record):
     reserve_full_isl : bool
         Admit a request only if its whole known sequence fits, not only its first chunk.
     timing_model : mocker.timing.TimingModel or path, optional
-        How long passes take, in place of the polynomial. Settable.
+        How long passes take, in place of the polynomial; see :mod:`mocker.timing`.
 
     Raises
     ------
@@ -920,7 +920,7 @@ class MockEngineArgs(Record):
     max_model_len = Field[int | None](_Int(2, U64_MAX), "Tokens of prompt and output together.", nullable=True)
     watermark = Field[float](_Float(0.0, 1.0, below=True), "Part of the pool that an admission leaves free.")
     reserve_full_isl = Field[bool](_BOOL, "A request is admitted only if its whole known sequence fits.")
-    timing_model = SettableField[Any](_Timing(), "How long passes take, in place of the polynomial.", nullable=True)
+    timing_model = Field[Any](_Timing(), "How long passes take, in place of the polynomial.", nullable=True)
 
     def __init__(
         self,

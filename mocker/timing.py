@@ -164,7 +164,8 @@ class GridTiming(TimingModel):
             if str(error).startswith(where):
                 raise
             raise ValueError(f"{where}: not an NPZ file: {error}") from None
-        return cls(*arrays, name=where)
+        isl, ttft, kv, context, itl = arrays
+        return cls(isl, ttft, kv, context, itl, where)
 
     def save(self, path: PathLike) -> None:
         """Write the NPZ file that `load` and the reference read."""

@@ -97,10 +97,10 @@ def test_bad_files(tmp_path):
             ("no.npz", None, "No such file"), ("text.npz", b"hello", "not an NPZ file"),
             ("cut.npz", b"PK\x03\x04 broken", "not an NPZ file"), ("empty.npz", b"", "not an NPZ file"),
             ("list.json", b"[1]", "mocker-timing-1"), ("cut.json", b"{", "not a JSON file"),
-            ("term.json", json.dumps({"format": "mocker-timing-1", "prefill_ms": {"cost": 1}, "decode_ms": {}}).encode(),
+            ("term.json", b'{"format": "mocker-timing-1", "prefill_ms": {"cost": 1}, "decode_ms": {}}',
              "prefill_ms has unknown terms cost"),
-            ("value.json", json.dumps({"format": "mocker-timing-1", "prefill_ms": {"tokens": "1"}, "decode_ms": {}})
-             .encode(), "prefill_ms.tokens must be a finite number, got '1'")]:
+            ("value.json", b'{"format": "mocker-timing-1", "prefill_ms": {"tokens": "1"}, "decode_ms": {}}',
+             "prefill_ms.tokens must be a finite number, got '1'")]:
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message) as caught:

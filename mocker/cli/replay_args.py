@@ -49,8 +49,8 @@ def read_engine_values(parser: argparse.ArgumentParser, args: argparse.Namespace
         profile = values.get("planner_profile_data", "")
         if profile is None:
             del values["planner_profile_data"]
-        elif isinstance(profile, str) and profile and not profile.endswith(".npz"):
-            parser.error(f"{flag}: planner_profile_data must be an .npz file, got {profile}")
+        elif isinstance(profile, str) and profile and not profile.endswith((".npz", ".json")):
+            parser.error(f"{flag}: planner_profile_data must be an .npz or .json file, got {profile}")
     return engine_values
 
 
