@@ -15,6 +15,7 @@ from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t, uint64_t
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 cdef enum:
     RANKS = 10                     # percentiles of the gaps and of their rates
+    BLOCK = 256                    # terms that are summed before a compensated addition
 
 STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
 
@@ -161,23 +162,77 @@ cdef inline uint64_t bits_of(double value) noexcept nogil:
     return (<uint64_t*>&value)[0]
 
 
-cdef struct Moments:               # of one weighted multiset, sums compensated
+cdef struct Moments:               # of one weighted multiset
     int64_t total
     double low
     double high
-    double sum
+    double sum                     # of blocks, compensated
     double lost
 
 
-cdef inline void moments_add(Moments* m, double x, int64_t weight) noexcept nogil:
-    cdef double y = x * <double>weight - m.lost, t = m.sum + y
+cdef inline void moments_add(Moments* m, double part) noexcept nogil:
+    """Add the sum of a block."""
+    cdef double y = part - m.lost, t = m.sum + y
     m.lost = (t - m.sum) - y
     m.sum = t
-    m.total += weight
-    if not (x >= m.low):
-        m.low = x
-    if not (x <= m.high):
-        m.high = x
+
+
+cdef void first_moments(double* values, int64_t* weights, int64_t n, Moments* gap, Moments* rate,
+                        int64_t* bins) noexcept nogil:
+    """Counts, extremes and sums of values and of 1000 / value above 0; weights by the upper 16 bits into `bins`."""
+    cdef int64_t i = 0, stop, at, here = -1, held = 0
+    cdef double x, y, w, sums, rates
+    while i < n:
+        stop = i + BLOCK if i + BLOCK < n else n
+        sums = rates = 0.0
+        while i < stop:
+            x, w = values[i], <double>weights[i]
+            gap.total += weights[i]
+            sums += x * w
+            if not (x >= gap.low):
+                gap.low = x
+            if not (x <= gap.high):
+                gap.high = x
+            if x > 0.0:
+                y = 1000.0 / x
+                rate.total += weights[i]
+                rates += y * w
+                if not (y >= rate.low):
+                    rate.low = y
+                if not (y <= rate.high):
+                    rate.high = y
+            at = <int64_t>(bits_of(x) >> 48)
+            if at == here:
+                held += weights[i]
+            else:
+                if here >= 0:
+                    bins[here] += held
+                here, held = at, weights[i]
+            i += 1
+        moments_add(gap, sums)
+        moments_add(rate, rates)
+    if here >= 0:
+        bins[here] += held
+
+
+cdef void second_moments(double* values, int64_t* weights, int64_t n, double mean, double rate_mean, Moments* gap,
+                         Moments* rate) noexcept nogil:
+    """Sums of squared distances from the means."""
+    cdef int64_t i = 0, stop
+    cdef double x, y, w, sums, rates
+    while i < n:
+        stop = i + BLOCK if i + BLOCK < n else n
+        sums = rates = 0.0
+        while i < stop:
+            w = <double>weights[i]
+            x = values[i] - mean
+            sums += x * x * w
+            if values[i] > 0.0:
+                y = 1000.0 / values[i] - rate_mean
+                rates += y * y * w
+            i += 1
+        moments_add(gap, sums)
+        moments_add(rate, rates)
 
 
 cdef double select(double* values, int64_t* weights, int64_t n, uint64_t prefix, int64_t rank,
@@ -284,10 +339,10 @@ cdef tuple _weighted(double* values, int64_t* weights, int64_t n):
 
     Percentiles by radix selection: see `select_all`.
     """
-    cdef int64_t i, zeros = 0
+    cdef int64_t i
     cdef int64_t[RANKS] ranks
     cdef double[RANKS] found
-    cdef double x, mean, rate_mean, spread = 0.0, rate_spread = 0.0
+    cdef double mean, rate_mean, spread = 0.0, rate_spread = 0.0
     cdef Moments gap = Moments(0, NAN, NAN, 0.0, 0.0), rate = Moments(0, NAN, NAN, 0.0, 0.0)
     cdef Moments second, rate_second
     cdef int64_t* bins
@@ -299,22 +354,11 @@ cdef tuple _weighted(double* values, int64_t* weights, int64_t n):
         if bins == NULL:
             raise MemoryError
         with nogil:
-            for i in range(n):
-                moments_add(&gap, values[i], weights[i])
-                if values[i] > 0.0:
-                    moments_add(&rate, 1000.0 / values[i], weights[i])
-                else:
-                    zeros += weights[i]
-                bins[bits_of(values[i]) >> 48] += weights[i]
+            first_moments(values, weights, n, &gap, &rate, bins)
             mean = gap.sum / <double>gap.total
             rate_mean = rate.sum / <double>rate.total if rate.total else 0.0
             second = rate_second = Moments(0, 0.0, 0.0, 0.0, 0.0)
-            for i in range(n):
-                x = values[i] - mean
-                moments_add(&second, x * x, weights[i])
-                if values[i] > 0.0:
-                    x = 1000.0 / values[i] - rate_mean
-                    moments_add(&rate_second, x * x, weights[i])
+            second_moments(values, weights, n, mean, rate_mean, &second, &rate_second)
             spread = sqrt(second.sum / <double>gap.total)
             if rate.total:
                 rate_spread = sqrt(rate_second.sum / <double>rate.total)

@@ -23,6 +23,7 @@ from mocker._rules cimport VllmRulesCore, rules_enqueue, rules_forward, rules_ne
 from mocker._rules_engine cimport RulesEngine
 from mocker._sglang cimport SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_new, sgl_pass
 from mocker._sglang_engine cimport SglangEngine
+from mocker._timing cimport timing_varies
 from mocker._vllm cimport core_forward, core_pass
 
 cdef enum:
@@ -213,15 +214,16 @@ cdef class Workers:
         return now
 
     cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil:
-        """The same, bin by bin where the passes differ (SGLang's, whose context grows)."""
+        """The same, bin by bin where the passes differ: their decode time depends on lengths, as SGLang's always."""
         cdef double start, edge = INFINITY
         cdef int64_t before
         cdef bint sglang = self.kind == KIND_SGLANG
+        cdef bint differ = sglang or timing_varies(&(<Core*>self.cores[worker]).timing)
         cdef int64_t* passes = (&(<SglangCore*>self.cores[worker]).passes if sglang
                                 else &(<Core*>self.cores[worker]).passes)
         while True:
             start, before = now, passes[0]
-            if sglang:
+            if differ:
                 edge = timeline_edge(self.timeline, now)
             now = self.repeat(worker, start, min(until, edge))
             if passes[0] == before:

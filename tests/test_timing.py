@@ -16,6 +16,7 @@ import mocker
 from mocker import MockEngineArgs, simulate
 from mocker._models import MemoModel
 from mocker._timing import duration_ms
+from mocker.timeline import SERIES, Recording
 from mocker.timing import FormulaTiming, FunctionTiming, GridTiming, load_timing
 
 RECORDED = json.loads(GOLDEN.read_text())["seeds"]
@@ -242,6 +243,17 @@ def test_memo_is_exact():
     again = MemoModel(None, None, True, True, 0)
     again.tables[1].load(keys, times)
     assert all(again.decode_ms(b, p, t) == model.decode_ms(b, p, t) for b, t, p in questions)
+
+
+@pytest.mark.parametrize("rules", ["dynamo-mocker-1.3.0", "vllm-0.33-async"])
+def test_recorded_over_time(rules):
+    """Stretches of passes that grow longer fill the same bins as the passes one by one."""
+    args = MockEngineArgs(timing_model=FormulaTiming((3.0, 0.01, 0.0, 0.0), (2.0, 0.05, 0.0, 0.0, 2e-3)),
+                          scheduler_rules=rules)
+    fast, slow = (simulate(SPEC, extra_engine_args=args, recording=Recording(), fast_forward=fast).timeline
+                  for fast in (True, False))
+    for name in SERIES:
+        np.testing.assert_allclose(fast.series[name], slow.series[name], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
 def test_saved_and_pickled(tmp_path):
