@@ -119,6 +119,17 @@ class _Int(_Check):
         return int(value)
 
 
+class _DefaultCount(int):
+    """A count that nobody gave."""
+
+    __slots__ = ()
+
+
+class _Blocks(_Int):
+    def __call__(self, value: Any) -> int:
+        return value if type(value) is _DefaultCount else super().__call__(value)
+
+
 class _Float(_Check):
     def __init__(self, low: float = -math.inf, high: float = math.inf, *, below: bool = False) -> None:
         self.low, self.high, self.below = low, high, below
@@ -733,7 +744,7 @@ class MockEngineArgs(Record):
     engine_type : {"vllm", "sglang", "trtllm"}
         The engine that is simulated.
     num_gpu_blocks : int, optional
-        Blocks in the KV pool (default 16384).
+        Blocks in the KV pool. Default 16384; with ``aic_backend`` an engine gets as many as fit its GPUs' memory.
     block_size : int
         Tokens in one block; 0 picks 64 (vllm), 32 (trtllm), or the page size or 1 (sglang). A power of two in
         2..=1024 for vllm and trtllm.
@@ -826,7 +837,7 @@ class MockEngineArgs(Record):
         ),
         "Engine that is simulated.",
     )
-    num_gpu_blocks = SettableField[int](_COUNT, "Blocks in the KV pool.", nullable=True)
+    num_gpu_blocks = SettableField[int](_Blocks(1, U64_MAX), "Blocks in the KV pool.", nullable=True)
     block_size = Field[int](_Int(0, U64_MAX, " (0 picks the engine's default)"), "Tokens in one block.")
     max_num_seqs = Field[int | None](_COUNT, "Running requests in one pass; None is unlimited.", nullable=True)
     max_num_batched_tokens = Field[int | None](_COUNT, "Tokens in one pass; None is unlimited.", nullable=True)
@@ -995,7 +1006,7 @@ class MockEngineArgs(Record):
     @classmethod
     def _finish(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
         if values["num_gpu_blocks"] is None:
-            values["num_gpu_blocks"] = DEFAULT_NUM_GPU_BLOCKS
+            values["num_gpu_blocks"] = _DefaultCount(DEFAULT_NUM_GPU_BLOCKS)
         for name in ("num_g2_blocks", "num_g3_blocks", "offload_batch_size"):
             if values[name] == 0:
                 values[name] = None
@@ -1144,6 +1155,8 @@ class MockEngineArgs(Record):
         for name in (*_SCHEDULER_FIELDS, "timing_model"):
             if values[name] == self._defaults[name]:
                 del values[name]
+        if self.aic_backend is not None and self.blocks_by_default():
+            values["num_gpu_blocks"] = None
         if "timing_model" in values:
             values["timing_model"] = repr(self.timing_model)
         return values
@@ -1190,6 +1203,10 @@ class MockEngineArgs(Record):
         changes = dict(locals())
         del changes["self"]
         return self.replace(**{name: value for name, value in changes.items() if value is not None})
+
+    def blocks_by_default(self) -> bool:
+        """Whether nobody said how many blocks there are."""
+        return type(self.num_gpu_blocks) is _DefaultCount
 
     @property
     def perf_model_path(self) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 from ._engine import TERMINAL_NAMES, EngineCore
 from .args import DEFAULT_SCHEDULER_RULES, DirectRequest, MockEngineArgs
 from .commands import HandoffCommands, PendingOrder, SchedulerCommandEffects
-from .timing import engine_timing
+from .timing import engine_timing, with_blocks
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -253,8 +253,6 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
     """
     if args.engine_type not in ("vllm", "trtllm"):
         raise ValueError(f"engine_type {args.engine_type!r} is not supported by VllmCore; use 'vllm' or 'trtllm'")
-    if args.aic_backend is not None:
-        raise ValueError("aic_backend (measured timing) is not supported yet; leave it unset")
     return {
         "block_size": args.block_size, "num_blocks": args.num_gpu_blocks,
         "max_seqs": UNLIMITED if args.max_num_seqs is None else min(args.max_num_seqs, UNLIMITED),
@@ -306,6 +304,7 @@ class VllmCore(HandoffCommands):
         if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
             raise ValueError(f"VllmCore does not schedule by scheduler_rules {args.scheduler_rules!r}; use "
                              "create_engine_core or mocker.rules.VllmRulesCore")
+        args = with_blocks(args)
         self._start(args, worker_id, record_schedule)
         self._core = EngineCore(
             **engine_settings(args), seed=(args.aic_mtp_seed + worker_id) % 2**64, token_seed=token_seed % 2**64,

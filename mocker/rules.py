@@ -19,6 +19,7 @@ from ._rules_engine import PassRecord, RulesEngine
 from .args import DEFAULT_SCHEDULER_RULES, FIELDS, scheduler_conflicts
 from .commands import SchedulerCommandEffects
 from .engine import UNLIMITED, AdmissionEvent, EnginePassResult, MockerMetrics, OutputSignal, VllmCore, engine_settings
+from .timing import with_blocks
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -305,6 +306,7 @@ class VllmRulesCore(VllmCore):
                  null_block: bool = False) -> None:
         if rules is None and args.scheduler_rules == DEFAULT_SCHEDULER_RULES:
             rules = "vllm-0.33"
+        args = with_blocks(args)
         options = scheduler_options(
             args, rules, scheduling_policy=scheduling_policy,
             long_prefill_token_threshold=long_prefill_token_threshold, max_model_len=max_model_len,

@@ -17,7 +17,7 @@ from ._sglang_engine import SglangEngine
 from .args import DirectRequest, MockEngineArgs, SglangArgs
 from .commands import HandoffCommands
 from .engine import UNLIMITED, EnginePassResult, MockerMetrics
-from .timing import engine_timing
+from .timing import engine_timing, with_blocks
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -92,8 +92,6 @@ def sglang_settings(args: MockEngineArgs) -> dict[str, Any]:
     """
     if args.engine_type != "sglang":
         raise ValueError(f"engine_type {args.engine_type!r} is not supported by SglangCore; use 'sglang'")
-    if args.aic_backend is not None:
-        raise ValueError("aic_backend (measured timing) is not supported yet; leave it unset")
     s = args.sglang if args.sglang is not None else SglangArgs()
 
     def bound(value: int | None, default: int) -> int:
@@ -142,6 +140,7 @@ class SglangCore(HandoffCommands):
     def __init__(self, args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False) -> None:
         if worker_id < 0:
             raise ValueError(f"worker_id must be >= 0, got {worker_id}")
+        args = with_blocks(args)
         self.args = args.copy()
         self.worker_id = worker_id
         self._core = SglangEngine(

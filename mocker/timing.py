@@ -20,7 +20,8 @@ from ._models import AddressModel, CompiledModel, FormulaModel, GridModel, MemoM
 if TYPE_CHECKING:
     from .args import MockEngineArgs
 
-__all__ = ["FormulaTiming", "FunctionTiming", "GridTiming", "TimingModel", "engine_timing", "load_timing"]
+__all__ = ["FormulaTiming", "FunctionTiming", "GridTiming", "TimingModel", "engine_timing", "load_timing",
+           "with_blocks"]
 
 PathLike = str | os.PathLike[str]
 FORMULA_FORMAT = "mocker-timing-1"
@@ -347,6 +348,21 @@ def load_timing(path: PathLike) -> TimingModel:
     return FormulaTiming.load(where) if where.endswith(".json") else GridTiming.load(where)
 
 
+def with_blocks(args: MockEngineArgs) -> MockEngineArgs:
+    """Engine arguments whose number of KV blocks is given: with `aic_backend` as many as fit the GPUs' memory.
+
+    Raises
+    ------
+    ValueError
+        They have to be estimated and cannot be.
+    """
+    if args.aic_backend is None or not args.blocks_by_default():
+        return args
+    from .aic import estimate_blocks
+
+    return args.replace(num_gpu_blocks=estimate_blocks(args))
+
+
 _loaded: dict[tuple[str, int, int], TimingModel] = {}
 
 
@@ -364,6 +380,10 @@ def engine_timing(args: MockEngineArgs) -> CompiledModel | None:
                 raise ValueError(f"timing_model and {name} are both set; leave one of them out")
         core: CompiledModel = args.timing_model.core
         return core
+    if args.aic_backend is not None:           # wins over a profile, as in the reference
+        from .aic import AicPerfConfig, aic_timing
+
+        return aic_timing(AicPerfConfig.of(args)).core
     if args.planner_profile_data is None:
         return None
     try:

@@ -289,8 +289,6 @@ def test_refused_without_permission(stand, capsys, tmp_path, monkeypatch):
 
 def example_of(what: str) -> list[str]:
     """Flags that ask for an unsupported thing."""
-    if what == "engine argument aic_backend":
-        return ["--engine", "aic_backend=vllm"]
     flag, _, value = what.partition(" ")
     if not value:
         value = "2" if flag.endswith(("-size", "-nextn")) else "{}"
@@ -307,7 +305,6 @@ def test_unsupported(stand, capsys, what):
 
 def test_nothing_unsupported_in_plain_use(stand):
     assert run("trace.jsonl", "--aic-gemm-dtype", "auto", "--benchmark-granularity", "3") == 0
-    assert run("trace.jsonl", "--trace-format", "mooncake", "--engine", "aic_backend=null") == 0
 
 
 def test_policy_config_of_the_environment(stand, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mocker._version import __version__
 
+from .catalogue import models_main, systems_main
 from .compare import compare_main
 from .optimize import optimize_main
 from .replay import replay_main
@@ -22,6 +23,8 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "replay": (replay_main, "simulate serving a trace or a synthetic workload, and report"),
     "optimize": (optimize_main, "search configurations: cheapest within bounds, highest rate, cost against latency"),
     "compare": (compare_main, "say what differs between reports, by how much, and whether that is better"),
+    "systems": (systems_main, "list GPU systems: peaks, engines with measured kernels"),
+    "models": (models_main, "list models known by name"),
     "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
 }
 

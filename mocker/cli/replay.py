@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mocker.report import format_report_table, write_report_json
 
-from .replay_args import aic_perf_config, engine_args, read_engine_values, router_config
+from .replay_args import aic_perf_config, engine_args, read_engine_values, router_config, with_model
 from .replay_flags import build_parser, check_files, check_rules
 from .terminal import (
     EXIT_CLOSED_PIPE,
@@ -69,6 +69,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
         "router_config": router_config(parser, args),
         "aic_perf_config": aic_perf_config(parser, args),
     }
+    args.assumptions = with_model(args, options)
     from mocker.replay import SyntheticSpec, simulate
 
     workload: str | list[str] | SyntheticSpec
@@ -180,6 +181,8 @@ def replay_main(argv: Sequence[str] | None = None, prog: str | None = None) -> i
         if not args.quiet:
             from mocker.reports.summary import summary_lines
 
+            for line in args.assumptions:
+                print_text(line)
             print_text("\n".join([format_report_table(simulation.report), *summary_lines(simulation)]))
             for what, path in saved:
                 print_text(f"Saved {what} to: {path}")

@@ -78,6 +78,23 @@ def router_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     return importlib.import_module("mocker.router_config").KvRouterConfig.from_json(json.dumps(values))
 
 
+def with_model(args: argparse.Namespace, options: dict[str, Any]) -> list[str]:
+    """Put the model and GPUs of the flags into the engine arguments of `options`; returns what that assumes."""
+    if args.model is None:
+        return []
+    from mocker.args import MockEngineArgs
+    from mocker.profiles import model_profile
+
+    lines: list[str] = []
+    pools = [f"{pool}_engine_args" for pool in ("prefill", "decode") if options[f"{pool}_engine_args"] is not None]
+    for name in pools or ["extra_engine_args"]:
+        profile = model_profile(options[name] or MockEngineArgs(), args.model, args.system, args.tp, args.times)
+        options[name] = profile.args
+        of = f"{name.split('_')[0]}: " if pools else ""
+        lines += [of + line for line in profile.assumptions]
+    return lines
+
+
 def aic_perf_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
     values = {dest(flag): getattr(args, dest(flag)) if given(flag)(args) else None for flag, _, _ in AIC_FLAGS}
     if all(value is None for value in values.values()):
@@ -86,4 +103,4 @@ def aic_perf_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     if missing:
         parser.error(f"the AIC performance model also needs {', '.join(missing)}")
     values["aic_tp_size"] = values["aic_tp_size"] or 1
-    return importlib.import_module("mocker.args").AicPerfConfig(**values)
+    return importlib.import_module("mocker.aic").AicPerfConfig(**values)

@@ -97,6 +97,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     choice(group, "--replay-mode", ("offline", "online"), "in simulated or in real time", "offline")
     choice(group, "--compat", ("reference",), "bring back the reference's numbers where this simulator mends them")
 
+    group = parser.add_argument_group("model and GPUs (instead of the timing polynomial)")
+    text(group, "--model", "NAME", "a name of `mocker models`, a config.json, or the folder of one")
+    text(group, "--system", "NAME", "GPU system, see `mocker systems`")
+    count(group, "--tp", 1, "GPUs that share each layer", 1)
+    times = "measured kernels, a roofline of the peaks, or the first where there are data"
+    choice(group, "--times", ("auto", "measured", "roofline"), times, "auto")
+
     group = parser.add_argument_group("routing")
     choice(group, "--router-mode", ROUTER_MODES, "how a request finds its worker", "round_robin")
     choice(group, "--router-tie-break", ("random", "lowest"), "which of equally good workers is taken", "random")
@@ -147,6 +154,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse combinations of flags that make no sense together."""
     from_file = bool(args.trace_files)
+    if (args.model is None) != (args.system is None):
+        parser.error("--model and --system go together: one is missing")
+    if args.model is None and (args.tp != 1 or args.times != "auto"):
+        parser.error("--tp and --times need --model and --system")
     sizes = {flag: getattr(args, dest(flag)) for flag in ("--input-tokens", "--output-tokens", "--request-count")}
     shapes = {
         "--turns-per-session": args.turns_per_session != 1,

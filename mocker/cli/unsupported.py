@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .flags import AIC_FLAGS, dest
+from .flags import dest
 
 
 class Unsupported(NamedTuple):
@@ -25,10 +25,6 @@ def given(flag: str) -> Callable[[argparse.Namespace], object]:
     return lambda args: getattr(args, dest(flag)) not in ((None, "auto") if flag.endswith("-dtype") else (None,))
 
 
-def engine_has(name: str) -> Callable[[argparse.Namespace], object]:
-    return lambda args: any(values.get(name) is not None for values in args.engine_values.values())
-
-
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("--planner-config", given("--planner-config"), "leave it out: the number of workers stays fixed"),
     Unsupported("--replay-mode online", has("--replay-mode", "online"), "use --replay-mode offline"),
@@ -40,8 +36,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "use a mooncake trace",
     ),
     Unsupported("--trace-format dynamo", has("--trace-format", "dynamo"), "use a mooncake trace"),
-    *(Unsupported(flag, given(flag), "leave it out: it serves the KV router only") for flag, _, _ in AIC_FLAGS),
-    Unsupported("engine argument aic_backend", engine_has("aic_backend"), "leave it out and set num_gpu_blocks"),
 )
 """Everything that the flags can ask for and that does not exist yet. Who adds a feature deletes its line here."""
 

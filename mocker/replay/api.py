@@ -25,9 +25,10 @@ from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
 from ..timeline import Recording, Timeline
+from ..timing import with_blocks
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
-from .pools import Pools, Routing, make_cluster
+from .pools import Pools, Routing, make_cluster, with_prefill_loads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -235,11 +236,11 @@ def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode:
         if prefill_workers != 1 or decode_workers != 1:
             raise ValueError("num_prefill_workers and num_decode_workers are only used for disagg replay; use "
                              "num_workers for aggregated replay")
-        return Pools(MockEngineArgs() if extra is None else extra, _integer("num_workers", workers, 1))
+        return Pools(with_blocks(MockEngineArgs() if extra is None else extra), _integer("num_workers", workers, 1))
     if workers != 1:
         raise ValueError("num_workers is only used for aggregated replay; use num_prefill_workers and "
                          "num_decode_workers for disagg replay")
-    return Pools(decode, _integer("num_decode_workers", decode_workers, 1), prefill,
+    return Pools(with_blocks(decode), _integer("num_decode_workers", decode_workers, 1), with_blocks(prefill),
                  _integer("num_prefill_workers", prefill_workers, 1))
 
 
@@ -255,7 +256,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
         raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
-    _refuse(aic_perf_config=(aic_perf_config, (None,)), replay_mode=(replay_mode, ("offline",)))
+    _refuse(replay_mode=(replay_mode, ("offline",)))
+    routing = with_prefill_loads(routing, aic_perf_config)
     pools = _pools(extra_engine_args, prefill_engine_args, decode_engine_args, num_workers, num_prefill_workers,
                    num_decode_workers)
     concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
@@ -330,7 +332,9 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
         The reference's numbers where ours differ on purpose (see `collector.assemble_report`).
     progress : callable, optional
         ``progress(ended, total, sim_ms)`` now and then.
-    aic_perf_config, replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, \
+    aic_perf_config : AicPerfConfig or TimingModel, optional
+        How long the KV router expects prefills to take; with `router_prefill_load_model="aic"` in `router_config`.
+    replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, \
 benchmark_granularity
         The reference's; values other than the defaults raise `ValueError` where the feature is not here yet.
 

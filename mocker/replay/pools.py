@@ -6,7 +6,8 @@ One pool of workers, or a prefill and a decode pool. Answers to the reference's 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from .._engine import EngineCore
 from .._router import RouterCore
 from .._rules_engine import RulesEngine
 from .._sglang_engine import SglangEngine
+from ..aic import AicPerfConfig, prefill_estimator
 from ..args import DEFAULT_SCHEDULER_RULES, MockEngineArgs
 from ..engine import engine_settings
 from ..router import KvAware, routing_policy
 from ..router_config import KvRouterConfig, decode_router_config, prefill_router_config, replay_router_config
 from ..rules import scheduler_options
 from ..sglang import sglang_settings
+from ..timing import TimingModel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +46,7 @@ class Routing:
     tie_break: str = "random"
     seed: int = 0
     model_name: str | None = None
+    estimator: Callable[[int, int], float | None] | None = None    # uncached, cached tokens -> seconds of a prefill
 
     def __post_init__(self) -> None:
         if self.tie_break not in ("random", "lowest"):
@@ -55,6 +59,28 @@ class Routing:
             raise TypeError(f"router_config must be KvRouterConfig, got {type(self.config).__name__}")
         if self.mode not in ("round_robin", "kv_router"):
             routing_policy(self.mode)
+
+
+def with_prefill_loads(routing: Routing, source: AicPerfConfig | TimingModel | None) -> Routing:
+    """The same with an estimator of prefill times; refuses one that nobody asks, and a router that lacks one.
+
+    Raises
+    ------
+    ValueError
+        The router's configuration does not fit.
+    """
+    wanted = routing.config is not None and routing.config.router_prefill_load_model == "aic"
+    if source is None:
+        if wanted and routing.mode == "kv_router":
+            raise ValueError("router_prefill_load_model='aic' requires aic_perf_config")
+        return routing
+    if not isinstance(source, (AicPerfConfig, TimingModel)):
+        raise TypeError(f"aic_perf_config must be AicPerfConfig or a timing model, got {type(source).__name__}")
+    if routing.mode != "kv_router":
+        raise ValueError("aic_perf_config requires router_mode='kv_router'")
+    if not wanted:
+        raise ValueError("aic_perf_config requires a router_config with router_prefill_load_model='aic'")
+    return replace(routing, estimator=prefill_estimator(source))
 
 
 @dataclass(frozen=True)
@@ -135,7 +161,7 @@ def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bo
     policy = KvAware(config) if choice.mode == "kv_router" else routing_policy(choice.mode)
     return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
                        tie_break=choice.tie_break, seed=seed % 2**64, model_name=choice.model_name,
-                       skip_own=not real_tokens)
+                       skip_own=not real_tokens, prefill_estimator=choice.estimator)
 
 
 def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None) -> None:
