@@ -17,13 +17,14 @@ cdef struct Lane:                  # one worker of an open-loop replay, simulate
 cdef class Cluster(Workers):
     cdef readonly bint finished
     cdef readonly bint stalled
-    cdef bint failed                     # the router did; see `RouterCore.raise_error`
     cdef const int64_t[::1] order
-    cdef Lane* lanes
+    cdef Lane* lanes                     # [n_lanes]
+    cdef int64_t n_lanes
     # coupled loop
-    cdef Heap events                     # (end of pass, when it began, worker + workers * round of passes then)
-    cdef int64_t sequence                # rounds of passes at this timestamp
-    cdef int64_t next_worker
+    cdef Heap events                     # (end of pass, when it began, worker + ROUND * round of passes then), or
+    # (start of a worker, when it was decided, READY + worker + ROUND * round)
+    cdef int64_t starts                  # of them starts of workers
+    cdef int64_t sequence                # rounds of passes so far
     cdef Heap ready                      # (ready at, session, turn)
     cdef const int64_t[::1] turn_offsets       # [sessions + 1] into turn_rows
     cdef const int64_t[::1] turn_rows          # rows of each session in turn order
@@ -39,8 +40,30 @@ cdef class Cluster(Workers):
     cdef int64_t idle_passes
     cdef bint started
     cdef Path scratch                    # of the request that the router looks at
+    cdef int64_t[::1] held               # [n] rows that arrived while no worker took requests, a ring
+    cdef int64_t held_first
+    cdef int64_t n_held
+    # planner
+    cdef object planner                  # ``planner(now) -> (targets by role or None, time of the next tick or None)``
+    cdef object recruit                  # ``recruit(role, number) -> engine``
+    cdef object failure                  # exception of one of them
+    cdef bint failed                     # by that, or by the router, see `RouterCore.raise_error`
+    cdef double tick_at                  # ms; infinity: no more ticks
+    cdef double first_tick
+    cdef double startup_ms[2]            # by role
+    cdef int64_t idle_ticks              # in a row, while nothing else was going to happen
+    cdef readonly int64_t ticks
 
     cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil
+    cdef bint took_over(self, int role) noexcept nogil
+    cdef bint vacated(self, int role) noexcept nogil
+    cdef void saw_admission(self, int64_t overlap, int64_t prompt) noexcept nogil
+    cdef bint starting(self) noexcept nogil
+    cdef bint expect(self, int64_t worker, double at) noexcept nogil
+    cdef bint planned(self, bint* changed) noexcept nogil
+    cdef bint quiet(self) noexcept nogil
+    cdef bint tick(self) noexcept with gil
+    cdef int scale(self, int role, int64_t target) except -1
     cdef bint deliver(self, int64_t worker, double at) noexcept nogil
     cdef bint activate(self, double now) noexcept nogil
     cdef bint arrivals(self, double now) noexcept nogil

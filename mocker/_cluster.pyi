@@ -10,6 +10,7 @@ from ._record import Recorder
 from ._router import RouterCore
 from ._rules_engine import RulesEngine
 from ._sglang_engine import SglangEngine
+from ._watch import Watch
 
 class Cluster:
     engines: list[EngineCore] | list[RulesEngine] | list[SglangEngine]
@@ -22,6 +23,9 @@ class Cluster:
     stalled: bool
     ended: int
     router: RouterCore | None
+    departed: dict[str, int]
+    numbers: NDArray[np.int32]
+    ticks: int
     def __init__(
         self, engines: list[EngineCore] | list[RulesEngine] | list[SglangEngine], collector: Collector,
         arrival: NDArray[np.float64],
@@ -34,6 +38,10 @@ class Cluster:
     def capacities(self) -> NDArray[np.int64]: ...
     def set_ranks(self, priority: NDArray[np.int64], strict: NDArray[np.int64],
                   policy: NDArray[np.int32]) -> None: ...
+    def set_planner(self, planner: Callable[[float], tuple[tuple[int | None, int | None] | None, float | None]],
+                    recruit: Callable[[int, int], EngineCore | SglangEngine], *, first_tick: float, startup_ms: float,
+                    prefill_startup_ms: float = 0.0, metrics: bool = True) -> Watch: ...
+    def team(self, role: int) -> tuple[int, int, float]: ...
     def set_order(self, order: NDArray[np.int64]) -> None: ...
     def set_sessions(self, turn_offsets: NDArray[np.int64], turn_rows: NDArray[np.int64],
                      session_of: NDArray[np.int32], delay: NDArray[np.float64], concurrency: int) -> None: ...

@@ -25,7 +25,13 @@ from mocker._router cimport (
     router_prefill_completed)
 from mocker._rules cimport RULE_LATE
 from mocker._sglang cimport SglangCore
-from mocker._workers cimport KIND_RULES, KIND_SGLANG, View, Workers, tell_sglang
+from mocker._watch cimport Watch
+from mocker._workers cimport (
+    KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, LIFE_STARTING, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, Workers,
+    tell_sglang)
+
+cdef enum:
+    TICKS_LIMIT = 10000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
 
 
 cdef inline int64_t order_of(double at) noexcept nogil:
@@ -38,9 +44,11 @@ cdef class Cluster(Workers):
 
     def __cinit__(self, *_arguments):
         cdef int64_t i
+        self.tick_at = self.first_tick = INFINITY
         self.lanes = <Lane*>malloc(self.workers * sizeof(Lane))
         if self.lanes == NULL:
             raise MemoryError
+        self.n_lanes = self.workers
         for i in range(self.workers):
             self.lanes[i] = Lane(0.0, i, 0.0, 0, False, False)
 
@@ -75,7 +83,7 @@ cdef class Cluster(Workers):
         """Newest time that the cluster processed, ms."""
         cdef double last = self.now
         cdef int64_t w
-        for w in range(self.workers):
+        for w in range(self.n_lanes):
             if self.lanes[w].last > last:
                 last = self.lanes[w].last
         return last
@@ -168,7 +176,7 @@ cdef class Cluster(Workers):
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil:
         """A turn ended (however): its session goes on after its think time, or gives up its place."""
         cdef int64_t s, turn
-        if self.sessions == 0:
+        if self.sessions == 0:             # an open loop, a worker at a time
             return True
         s = self.session_of[row]
         turn = self.next_turn[s]
@@ -199,11 +207,25 @@ cdef class Cluster(Workers):
 
     cdef bint dispatch(self, int64_t row, double now) noexcept nogil:
         """Give an arrival to a worker, or to whoever chooses one; false if memory is short."""
+        cdef Team* t = &self.teams[ROLE_DECODE]
         if self.route != NULL:
             return self.routed(row, now)
-        if not self.submit(row, self.next_worker):
-            return False
-        self.next_worker = (self.next_worker + 1) % self.workers
+        if t.n_active == 0:
+            self.held[(self.held_first + self.n_held) % self.n] = row
+            self.n_held += 1
+            return True
+        t.turn = t.turn % t.n_active + 1
+        return self.submit(row, t.active[t.turn - 1])
+
+    cdef bint took_over(self, int role) noexcept nogil:
+        """A role has a new worker: it gets what waited for one."""
+        cdef int64_t row, _
+        for _ in range(self.n_held):
+            row = self.held[self.held_first]
+            self.held_first = (self.held_first + 1) % self.n
+            self.n_held -= 1
+            if not self.dispatch(row, self.now):
+                return False
         return True
 
     cdef bint routed(self, int64_t row, double now) noexcept nogil:
@@ -227,6 +249,8 @@ cdef class Cluster(Workers):
         if worker == ROUTED_ERROR:
             self.failed = True
             return True
+        if self.watch is not None:
+            self.saw_admission(self.route.last_overlap, self.prompt[row])
         return self.submit(row, worker)
 
     cdef bint path_of_tokens(self, int64_t row) noexcept with gil:
@@ -247,9 +271,14 @@ cdef class Cluster(Workers):
         """Dispatch what the router lets go, now that loads have changed."""
         cdef int64_t i, n = router_drain(self.route, now)
         for i in range(n):
+            if self.watch is not None:
+                self.saw_admission(self.route.placed[i].overlap, self.route.placed[i].isl)
             if not self.submit(self.route.placed[i].row, self.route.placed[i].worker):
                 return False
         return True
+
+    cdef void saw_admission(self, int64_t overlap, int64_t prompt) noexcept nogil:
+        self.watch.saw_admission(overlap, (prompt + self.route.block_size - 1) // self.route.block_size)
 
     cdef void late_events(self, int64_t worker) noexcept nogil:
         """KV events that are visible when a pass ends (SGLang's), to the router."""
@@ -271,11 +300,20 @@ cdef class Cluster(Workers):
                 self.ended += 1
                 if self.route != NULL:
                     router_completed(self.route, c.ended[i], now)
+                if self.watch is not None:
+                    self.saw_end(c.ended[i])
                 if not self.turn_ended(c.ended[i], now):
                     return False
             if self.route != NULL and self.route.queued > 0 and not self.placed(now):
                 return False
         return True
+
+    def raise_errors(self):
+        """Turn an error of an engine, a router, a planner or the collector into an exception."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        Workers.raise_errors(self)
 
     def run_coupled(self, int64_t passes):
         """Go on for about `passes` passes; True when the replay is done."""
@@ -294,8 +332,9 @@ cdef class Cluster(Workers):
             self.started = True
             if not self.settle(&done):
                 return False
+            self.tick_at = self.first_tick
         while done < passes and not self.failed:
-            if self.stalled or (self.sessions_left == 0 and self.events.used == 0):
+            if self.stalled or (self.sessions_left == 0 and self.events.used == self.starts):
                 self.finished = True
                 return True
             at = self.next_ready()
@@ -307,8 +346,11 @@ cdef class Cluster(Workers):
                     if not self.settle(&done):
                         return False
                     continue
-                self.finished = self.stalled = True
-                return True
+                if self.tick_at == INFINITY or self.idle_ticks > TICKS_LIMIT:
+                    self.finished = self.stalled = True
+                    return True
+            if self.tick_at < at:
+                at = self.tick_at
             if at > self.cap:
                 for worker in range(self.workers):
                     if self.busy[worker] and self.views[worker].last_start > self.now:
@@ -322,6 +364,8 @@ cdef class Cluster(Workers):
             if at > self.now:
                 if self.timeline != NULL:
                     timeline_queue(self.timeline, self.now, at, self.queued())
+                if self.planner is not None:
+                    self.clock_to(at)
                 self.now = at
             if not self.settle(&done):
                 return False
@@ -339,8 +383,13 @@ cdef class Cluster(Workers):
         """Passes that end now, in the order they began."""
         cdef int64_t worker
         while self.events.used > 0 and self.events.items[0].at == self.now:
-            worker = heap_pop(&self.events).second % self.workers
+            worker = self.events.items[0].second % ROUND
+            if worker >= READY:
+                break
+            heap_pop(&self.events)
             self.busy[worker] = 0
+            if self.watch is not None:
+                self.observe(worker)
             self.late_events(worker)
             if not self.ended_rows(&self.views[worker], self.now):
                 return False
@@ -352,10 +401,11 @@ cdef class Cluster(Workers):
         cdef View* c
         cdef bint changed = True
         cdef double until
-        self.sequence = 0
         while changed:
             changed = self.events.used > 0 and self.events.items[0].at == self.now
             if not self.completions():
+                return False
+            if self.planner is not None and not self.starting():
                 return False
             dispatched = self.in_flight
             if not self.arrivals(self.now):
@@ -371,12 +421,14 @@ cdef class Cluster(Workers):
                 done[0] += 1
                 if c.error or self.failed:
                     return True
+                if self.watch is not None:
+                    self.measure(worker)
                 if self.route != NULL and self.kind != KIND_SGLANG:
                     router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
                 if c.end_ms > self.cap and not self.single:
                     self.uncount(c)
                 if self.brought(c):
-                    self.idle_passes = 0
+                    self.idle_passes = self.idle_ticks = 0
                 elif self.stuck(worker, self.now, &self.idle_passes):
                     worker += 1
                     continue
@@ -386,6 +438,8 @@ cdef class Cluster(Workers):
                         return False
                     c.ended_used = 0
                 if c.end_ms <= self.now:
+                    if self.watch is not None:
+                        self.observe(worker)
                     self.late_events(worker)
                     if not self.ended_rows(c, self.now):
                         return False
@@ -401,11 +455,136 @@ cdef class Cluster(Workers):
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
                 if not heap_push(&self.events, c.end_ms, order_of(c.last_start),
-                                 worker + self.workers * self.sequence):
+                                 worker + ROUND * self.sequence):
                     return False
                 worker += 1
+            if self.planner is not None and not self.planned(&changed):
+                return False
             self.sequence += 1
         return True
+
+    # -- workers that come and go -------------------------------------------------------------------------------------
+
+    def set_planner(self, planner, recruit, *, double first_tick, double startup_ms, double prefill_startup_ms=0.0,
+                    bint metrics=True):
+        """Let a planner change the number of workers; comes before `run_coupled`, which then takes passes one by one.
+
+        Parameters
+        ----------
+        planner : callable
+            ``planner(now_ms) -> ((prefill, decode) or None, next tick in ms or None)``; the targets may be None too.
+        recruit : callable
+            ``recruit(role, number) -> engine`` for new workers; role 0 is prefill, 1 decode or both.
+        first_tick : float
+            When the planner is asked first, ms; infinity for never.
+        startup_ms, prefill_startup_ms : float
+            Time that a new worker of the decode role, or of the prefill role, takes to start.
+        metrics : bool
+            Note the metrics of every pass.
+
+        Returns
+        -------
+        Watch
+            What happened since the last tick.
+        """
+        cdef int64_t worker
+        self.planner, self.recruit, self.first_tick = planner, recruit, first_tick
+        self.startup_ms[ROLE_PREFILL], self.startup_ms[ROLE_DECODE] = prefill_startup_ms, startup_ms
+        self.watch, self.fast = Watch(metrics and first_tick < INFINITY), False
+        self.held = np.zeros(self.n, np.int64)
+        for worker in range(self.workers):
+            self.attach(self.engines[worker], worker)
+        return self.watch
+
+    cdef bint starting(self) noexcept nogil:
+        """Workers that have started by now, unless they were cancelled."""
+        cdef int64_t worker
+        while self.events.used > 0 and self.events.items[0].at == self.now:
+            worker = self.events.items[0].second % ROUND - READY
+            if worker < 0:
+                break
+            heap_pop(&self.events)
+            self.starts -= 1
+            if self.life[worker] == LIFE_STARTING:
+                if (not self.begin(worker) or not self.vacated(self.role[worker])
+                        or not self.took_over(self.role[worker])):
+                    return False
+        return True
+
+    cdef bint vacated(self, int role) noexcept nogil:
+        """The workers of a role have changed: its router may let queued requests go."""
+        return self.route == NULL or self.route.queued == 0 or self.route.n_eligible == 0 or self.placed(self.now)
+
+    cdef bint expect(self, int64_t worker, double at) noexcept nogil:
+        """Note when a worker will have started."""
+        self.starts += 1
+        return heap_push(&self.events, at, order_of(self.now), READY + worker + ROUND * self.sequence)
+
+    cdef bint planned(self, bint* changed) noexcept nogil:
+        """Let drained workers go, and ask the planner if it is time and everything else of now has happened."""
+        if self.leave():
+            changed[0] = True
+        if self.tick_at != self.now or (self.events.used > 0 and self.events.items[0].at == self.now):
+            return True
+        self.tick_at = INFINITY
+        if self.quiet():
+            return True
+        if (self.events.used == self.starts and self.teams[0].n_starting + self.teams[1].n_starting == 0
+                and self.next_ready() == INFINITY):
+            self.idle_ticks += 1
+        changed[0] = True
+        return self.tick()
+
+    cdef bint quiet(self) noexcept nogil:
+        """Whether all requests are through."""
+        return self.sessions_left == 0 and self.events.used == self.starts
+
+    cdef bint tick(self) noexcept with gil:
+        cdef int role
+        cdef double now = self.now
+        try:
+            self.ticks += 1
+            targets, at = self.planner(now)
+            if targets is not None:
+                for role in range(2):
+                    if targets[role] is not None:
+                        self.scale(role, targets[role])
+                for role in range(2):
+                    if targets[role] is not None and not self.vacated(role):
+                        raise MemoryError
+                self.free_departed()
+            if at is not None and now < at < INFINITY and not self.quiet():
+                self.tick_at = at
+            else:
+                self.watch.stop()
+        except BaseException as error:
+            self.failure, self.failed = error, True
+        return True
+
+    cdef int scale(self, int role, int64_t target) except -1:
+        """Bring the active and starting workers of a role to a number; the newest go first."""
+        cdef Team* t = &self.teams[role]
+        cdef int64_t i, _, worker, excess = t.n_active + t.n_starting - target
+        cdef double startup = self.startup_ms[role]
+        cdef bint added = excess < 0
+        for _ in range(-excess):
+            worker = self.hire(self.recruit(role, t.used), role, LIFE_STARTING if startup > 0.0 else LIFE_ACTIVE)
+            if startup > 0.0 and not self.expect(worker, self.now + startup):
+                raise MemoryError
+        i = t.used - 1
+        while i >= 0 and excess > 0 and t.n_starting > 0:
+            if self.life[t.members[i]] == LIFE_STARTING:
+                self.cancel(t.members[i])
+                excess -= 1
+            i -= 1
+        for _ in range(excess):
+            self.retire(t.active[t.n_active - 1])
+        self.leave()
+        if added and startup <= 0.0 and not self.took_over(role):
+            raise MemoryError
+        return 0
+
+    # -- going on alone -----------------------------------------------------------------------------------------------
 
     cdef bint apart(self) noexcept nogil:
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""

@@ -11,8 +11,8 @@ Decode workers are the `Cluster`'s workers 0 to D - 1, prefill workers come afte
 and O(log n) an event.
 """
 from libc.math cimport isnan
-from libc.stdlib cimport calloc, free
-from libc.string cimport memmove
+from libc.stdlib cimport free
+from libc.string cimport memmove, memset
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from mocker._router cimport (
 from mocker._sglang cimport (
     SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_release_source, sgl_reserve, sgl_retry)
 from mocker._sglang_engine cimport SglangEngine
-from mocker._workers cimport KIND_RULES, KIND_SGLANG, View, tell_sglang
+from mocker._workers cimport (
+    KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, resized, tell_sglang)
 
 cdef enum:
     IDLE_LIMIT = 100000            # passes in a row, beyond the pool's tokens, that bring nobody further before a
@@ -88,6 +89,16 @@ cdef bint steps_push(Steps* q, int64_t item) noexcept nogil:
     return True
 
 
+cdef bint steps_move(Steps* q, Steps* to) noexcept nogil:
+    """Put all steps of a queue behind those of another."""
+    cdef int64_t i
+    for i in range(q.head, q.used):
+        if not steps_push(to, q.items[i]):
+            return False
+    q.head = q.used = 0
+    return True
+
+
 cdef class DisaggCluster(Cluster):
     """A disaggregated replay under way; arguments as of `Cluster`, the decode workers before the prefill workers.
 
@@ -98,9 +109,6 @@ cdef class DisaggCluster(Cluster):
     cdef readonly object details         # dict of arrays by row, see `split`
     cdef RouterCore prefill_router
     cdef RouterCore decode_router
-    cdef Router* routes[2]               # of the prefill pool and of the decode pool; NULL: in turn
-    cdef int64_t turns[2]                # round robin: whose turn it is
-    cdef int64_t n_prefill
     cdef double kv_bytes                 # of a token; NaN: transfers take no time
     cdef double bandwidth                # GB/s; NaN: the same
     cdef bint full_prompt                # all of the prompt is sent, not only what the decode worker misses
@@ -108,7 +116,7 @@ cdef class DisaggCluster(Cluster):
     cdef int32_t[::1] marks              # [n] set of Mark
     cdef int32_t[::1] source_slot        # [n] slot on the prefill worker
     cdef int32_t[::1] slot               # [n] slot on the decode worker
-    cdef int32_t[::1] source             # [n] prefill worker, NIL until assigned
+    cdef int32_t[::1] source             # [n] number of the prefill worker, NIL until assigned
     cdef int64_t[::1] missing            # [n] tokens that the decode worker misses
     cdef double[::1] held_ms
     cdef double[::1] reserved_ms
@@ -116,9 +124,12 @@ cdef class DisaggCluster(Cluster):
     cdef double[::1] released_ms
     cdef int64_t[::1] prefill_overlap
     cdef int64_t[::1] decode_overlap
-    cdef int64_t[::1] tries              # [workers] passes in a row that brought nobody further
+    cdef int64_t* tries                  # [workers] passes in a row that brought nobody further
     cdef Steps pending
     cdef Steps* deferred                 # [workers] steps that wait for the worker's pass to end
+    cdef int64_t places                  # of these two
+    cdef Steps waits[2]                  # steps that wait for a worker of a role
+    cdef int64_t open                    # hand-offs begun and not complete
 
     def split(self, *, int64_t decode_workers, Collector prefill_collector, RouterCore prefill_router,
               RouterCore decode_router, double kv_bytes, double bandwidth, bint full_prompt):
@@ -144,28 +155,24 @@ cdef class DisaggCluster(Cluster):
         `decode_route_overlap_tokens` (int64, -1: never routed).
         """
         cdef int64_t n = self.n, w
+        cdef int role
         if self.kind == KIND_RULES or self.paths is None:
             raise ValueError("disaggregation takes engines of trace segments, without scheduler rules")
-        self.counted, self.n_prefill = decode_workers, self.workers - decode_workers
         self.prefill_collector = prefill_collector
         self.prefill_router, self.decode_router = prefill_router, decode_router
         if prefill_router is not None:
-            self.routes[0] = &prefill_router.r
+            self.routes[ROLE_PREFILL] = &prefill_router.r
         if decode_router is not None:
-            self.routes[1] = &decode_router.r
+            self.routes[ROLE_DECODE] = &decode_router.r
         self.kv_bytes, self.bandwidth, self.full_prompt = kv_bytes, bandwidth, full_prompt
         self.source_first = self.kind != KIND_SGLANG
-        self.deferred = <Steps*>calloc(self.workers, sizeof(Steps))
-        if self.deferred == NULL:
-            raise MemoryError
-        for w in range(decode_workers, self.workers):
-            if self.kind == KIND_SGLANG:
-                (<SglangEngine>self.engines[w]).collect(prefill_collector)
-            else:
-                (<EngineCore>self.engines[w]).c.rows = &prefill_collector.rows
-                (<EngineCore>self.engines[w]).c.gaps = &prefill_collector.gaps
+        for role in range(2):
+            self.teams[role].used = self.teams[role].n_active = 0
+        for w in range(self.workers):
+            if not self.enlist(w, ROLE_DECODE if w < decode_workers else ROLE_PREFILL, LIFE_ACTIVE):
+                raise MemoryError
+            self.equip(w)
         self.marks, self.missing = np.zeros(n, np.int32), np.zeros(n, np.int64)
-        self.tries = np.zeros(self.workers, np.int64)
         self.source_slot, self.slot = np.full(n, NIL, np.int32), np.full(n, NIL, np.int32)
         self.details = {
             "prefill_worker_idx": np.full(n, NIL, np.int32), "source_held_ms": np.full(n, np.nan),
@@ -182,10 +189,35 @@ cdef class DisaggCluster(Cluster):
     def __dealloc__(self):
         cdef int64_t w
         free(self.pending.items)
-        if self.deferred != NULL:
-            for w in range(self.workers):
-                free(self.deferred[w].items)
+        free(self.waits[0].items)
+        free(self.waits[1].items)
+        for w in range(self.places):
+            free(self.deferred[w].items)
         free(self.deferred)
+        free(self.tries)
+
+    cdef int equip(self, int64_t worker) except -1:
+        """Give a worker of a role what it needs here."""
+        cdef int64_t cap = max(worker + 1, 2 * self.places)
+        if worker >= self.places:
+            self.tries = <int64_t*>resized(self.tries, cap, sizeof(int64_t))
+            self.deferred = <Steps*>resized(self.deferred, cap, sizeof(Steps))
+            memset(self.tries + self.places, 0, (cap - self.places) * sizeof(int64_t))
+            memset(self.deferred + self.places, 0, (cap - self.places) * sizeof(Steps))
+            self.places = cap
+        if self.role[worker] == ROLE_DECODE:
+            return 0
+        if self.kind == KIND_SGLANG:
+            (<SglangEngine>self.engines[worker]).collect(self.prefill_collector)
+        else:
+            (<EngineCore>self.engines[worker]).c.rows = &self.prefill_collector.rows
+            (<EngineCore>self.engines[worker]).c.gaps = &self.prefill_collector.gaps
+        return 0
+
+    cdef int64_t hire(self, object engine, int role, int life) except -1:
+        cdef int64_t worker = Cluster.hire(self, engine, role, life)
+        self.equip(worker)
+        return worker
 
     def raise_errors(self):
         """Turn an error of an engine, a router or a collector into an exception."""
@@ -204,6 +236,7 @@ cdef class DisaggCluster(Cluster):
 
     cdef bint dispatch(self, int64_t row, double now) noexcept nogil:
         """A request arrives: its hand-off begins."""
+        self.open += 1
         return self.advance(row)
 
     cdef bint advance(self, int64_t row) noexcept nogil:
@@ -261,9 +294,12 @@ cdef class DisaggCluster(Cluster):
     cdef bint take_step(self, int64_t row, int step, bint* changed) noexcept nogil:
         cdef int64_t worker
         cdef double delay
+        cdef int role = ROLE_PREFILL if step == SUBMIT_PREFILL else ROLE_DECODE
         if step == SUBMIT_PREFILL or step == RESERVE_DESTINATION:
+            if self.teams[role].n_active == 0:
+                return steps_push(&self.waits[role], row * STEPS + step)
             changed[0] = True
-            return self.route_to(row, step)
+            return self.route_to(row, role)
         if step == START_TRANSFER:
             changed[0] = True
             delay = 0.0
@@ -272,14 +308,14 @@ cdef class DisaggCluster(Cluster):
                          / (self.bandwidth * 1e9) * 1000.0)
             if delay > 0.0:
                 self.sequence += 1
-                return heap_push(&self.events, self.now + delay, self.sequence, self.workers + row)
+                return heap_push(&self.events, self.now + delay, self.sequence, ROUND + row)
             return self.issue(row, ACTIVATE_DESTINATION)
         if step == COMPLETE:
             changed[0] = True
             return self.complete(row)
         worker = self.worker[row]
         if step == RELEASE_SOURCE or step == CANCEL_SOURCE:
-            worker = NIL if self.source[row] == NIL else self.counted + self.source[row]
+            worker = NIL if self.source[row] == NIL else self.teams[ROLE_PREFILL].members[self.source[row]]
         if worker == NIL:                      # it never got there
             changed[0] = True
             if not self.leave_router(row, 0 if step == CANCEL_SOURCE else 1):
@@ -370,6 +406,7 @@ cdef class DisaggCluster(Cluster):
 
     cdef bint complete(self, int64_t row) noexcept nogil:
         """A hand-off is over."""
+        self.open -= 1
         if not self.marks[row] & CANCELING:
             return self.leave_router(row, 0)
         if not self.leave_router(row, 0) or not self.leave_router(row, 1):
@@ -379,16 +416,14 @@ cdef class DisaggCluster(Cluster):
 
     # -- routing ----------------------------------------------------------------------------------------------------
 
-    cdef bint route_to(self, int64_t row, int step) noexcept nogil:
-        """Choose a worker of the pool that the step is for; the router may keep the request."""
-        cdef int pool = 0 if step == SUBMIT_PREFILL else 1
+    cdef bint route_to(self, int64_t row, int pool) noexcept nogil:
+        """Choose a worker of a pool; the router may keep the request."""
         cdef Router* route = self.routes[pool]
-        cdef int64_t size = self.n_prefill if pool == 0 else self.counted
+        cdef Team* t = &self.teams[pool]
         cdef int32_t worker
         if route == NULL:
-            worker = <int32_t>(self.turns[pool] % size)
-            self.turns[pool] = worker + 1
-            return self.assign(row, pool, worker, 0)
+            t.turn = t.turn % t.n_active + 1
+            return self.assign(row, pool, self.number[t.active[t.turn - 1]], 0)
         if self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // route.block_size)) != 0:
             return False
         self.marks[row] |= PREFILL_ROUTED if pool == 0 else DECODE_ROUTED
@@ -430,19 +465,22 @@ cdef class DisaggCluster(Cluster):
 
     cdef bint assign(self, int64_t row, int pool, int32_t worker, int64_t overlap) noexcept nogil:
         """Hand a request to a worker of a pool, as a source or as a destination."""
-        cdef int64_t tokens = 0
+        cdef int64_t tokens = 0, size
         if self.routes[pool] != NULL:
-            tokens = min(overlap * self.routes[pool].block_size, self.prompt[row])
+            size = self.routes[pool].block_size
+            tokens = min(overlap * size, self.prompt[row])
+            if self.watch is not None and pool == ROLE_PREFILL:
+                self.watch.saw_admission(overlap, (self.prompt[row] + size - 1) // size)
         if pool == 0:
             if self.prefill_overlap[row] == NIL:
                 self.prefill_overlap[row] = tokens
             return self.submit_source(row, worker)
         if self.decode_overlap[row] == NIL:
             self.decode_overlap[row] = tokens
-        return self.reserve(row, worker)
+        return self.reserve(row, self.teams[ROLE_DECODE].members[worker])
 
     cdef bint submit_source(self, int64_t row, int32_t worker) noexcept nogil:
-        cdef int64_t w = self.counted + worker
+        cdef int64_t w = self.teams[ROLE_PREFILL].members[worker]
         cdef int32_t slot = self.form(row, w, 1)
         if slot == NIL:
             return False
@@ -459,7 +497,7 @@ cdef class DisaggCluster(Cluster):
         self.look(w)
         return True
 
-    cdef bint reserve(self, int64_t row, int32_t worker) noexcept nogil:
+    cdef bint reserve(self, int64_t row, int64_t worker) noexcept nogil:
         cdef int32_t slot = self.form(row, worker, self.limit[row])
         cdef bint fits
         if slot == NIL:
@@ -470,7 +508,7 @@ cdef class DisaggCluster(Cluster):
             fits = handoff_reserve(<Core*>self.cores[worker], slot)
         if not fits:
             return self.fail(row, END_FAILED)
-        self.slot[row], self.worker[row] = slot, worker
+        self.slot[row], self.worker[row] = slot, <int32_t>worker
         self.tries[worker] = 0
         if self.timeline != NULL:
             timeline_arrival(self.timeline, worker, self.now)
@@ -482,8 +520,8 @@ cdef class DisaggCluster(Cluster):
 
     cdef void tell(self, int64_t worker) noexcept nogil:
         """A prefill worker's KV events, to the router."""
-        cdef int32_t number = <int32_t>(worker - self.counted)
-        if number < 0 or self.routes[0] == NULL:
+        cdef int32_t number = self.number[worker]
+        if self.role[worker] != ROLE_PREFILL or self.routes[0] == NULL:
             return
         if self.kind == KIND_SGLANG:
             tell_sglang(self.routes[0], number, <SglangCore*>self.cores[worker])
@@ -496,13 +534,17 @@ cdef class DisaggCluster(Cluster):
         cdef int64_t i, row, n
         cdef int64_t* held
         cdef int terminal
-        if worker < self.counted:
+        if self.watch is not None:
+            self.observe(worker)
+        if self.role[worker] == ROLE_DECODE:
             row = self.retry(worker)
             for i in range(v.ended_used):
                 self.marks[v.ended[i]] &= ~DECODE_ROUTED
                 if self.routes[1] != NULL:
                     router_completed(self.routes[1], v.ended[i], self.now)
                 self.ended += 1
+                if self.watch is not None:
+                    self.saw_end(v.ended[i])
                 if not self.turn_ended(v.ended[i], self.now) or not self.drain(1):
                     return False
             return self.reserved(worker, row)
@@ -531,41 +573,39 @@ cdef class DisaggCluster(Cluster):
 
     cdef bint wake(self, int64_t worker) noexcept nogil:
         """A pass has ended: the steps that waited for it are due."""
-        cdef Steps* q = &self.deferred[worker]
-        cdef int64_t i
-        for i in range(q.head, q.used):
-            if not steps_push(&self.pending, q.items[i]):
-                return False
-        q.head = q.used = 0
-        return True
+        return steps_move(&self.deferred[worker], &self.pending)
 
-    cdef bint passes(self, int64_t first, int64_t last, int64_t* done, bint* changed) noexcept nogil:
+    cdef bint passes(self, int role, int64_t* done, bint* changed) noexcept nogil:
         """Start the passes of the idle workers of a pool."""
-        cdef int64_t worker = first
+        cdef Team* t = &self.teams[role]
+        cdef int64_t worker, at = 0
         cdef View* v
         cdef bint news
-        while worker < last:
+        while at < t.used:
+            worker = t.members[at]
             v = &self.views[worker]
             if self.busy[worker] or v.count == 0 or self.tries[worker] == WAITS:
-                worker += 1
+                at += 1
                 continue
             self.run_pass(worker, self.now)
             done[0] += 1
             if v.error or self.failed:
                 return True
+            if self.watch is not None:
+                self.measure(worker)
             news = v.admitted > 0 or v.completed > 0 or v.made > 0 or v.worked
-            if worker >= self.counted and self.routes[0] != NULL and self.kind != KIND_SGLANG:
+            if role == ROLE_PREFILL and self.routes[0] != NULL and self.kind != KIND_SGLANG:
                 news = news or (<Core*>self.cores[worker]).pool.events_used > 0
                 self.tell(worker)
-            if worker < self.counted and v.end_ms > self.cap:
+            if role == ROLE_DECODE and v.end_ms > self.cap:
                 self.uncount(v)
             if self.brought(v):
-                self.tries[worker] = 0
+                self.tries[worker] = self.idle_ticks = 0
             elif (self.tries[worker] >= PATIENCE and self.tries[worker] - self.pool_tokens(worker) >= (
                     PATIENCE if self.helped(worker) else IDLE_LIMIT)):
                 if self.kind == KIND_SGLANG or not handoff_yield(<Core*>self.cores[worker]):
                     self.tries[worker] = WAITS
-                    worker += 1
+                    at += 1
                 else:
                     self.tries[worker] = 0
                 continue
@@ -577,14 +617,14 @@ cdef class DisaggCluster(Cluster):
                 self.sequence += 1
                 if not heap_push(&self.events, v.end_ms, self.sequence, worker):
                     return False
-                worker = first
+                at = 0
             elif news:
                 changed[0] = True
                 if not self.pass_ended(worker):
                     return False
-                worker = first
+                at = 0
             else:
-                worker += 1
+                at += 1
         return True
 
     cdef bint rescue(self) noexcept nogil:
@@ -593,8 +633,9 @@ cdef class DisaggCluster(Cluster):
         cdef int64_t worker
         if self.kind == KIND_SGLANG:
             return False
-        for worker in range(self.counted):
-            if self.views[worker].count > 0 and handoff_yield(<Core*>self.cores[worker]):
+        for worker in range(self.workers):
+            if (self.role[worker] == ROLE_DECODE and self.views[worker].count > 0
+                    and handoff_yield(<Core*>self.cores[worker])):
                 self.tries[worker] = 0
                 found = True
         return found
@@ -616,16 +657,18 @@ cdef class DisaggCluster(Cluster):
         while changed and not self.failed:
             changed = False
             while (self.events.used > 0 and self.events.items[0].at == self.now
-                    and self.events.items[0].second < self.workers):
+                    and self.events.items[0].second < READY):
                 worker = heap_pop(&self.events).second
                 self.busy[worker] = 0
                 changed = True
                 if not self.wake(worker) or not self.pass_ended(worker):
                     return False
+            if self.planner is not None and not self.starting():
+                return False
             while (self.events.used > 0 and self.events.items[0].at == self.now
-                    and self.events.items[0].second >= self.workers):
+                    and self.events.items[0].second >= ROUND):
                 changed = True
-                if not self.issue(heap_pop(&self.events).second - self.workers, ACTIVATE_DESTINATION):
+                if not self.issue(heap_pop(&self.events).second - ROUND, ACTIVATE_DESTINATION):
                     return False
             before = self.in_flight
             if not self.arrivals(self.now):
@@ -633,11 +676,30 @@ cdef class DisaggCluster(Cluster):
             changed = changed or self.in_flight != before
             if not self.drive(&changed):
                 return False
-            if not self.passes(self.counted, self.workers, done, &changed):
-                return False
-            if not self.passes(0, self.counted, done, &changed):
+            if (not self.passes(ROLE_PREFILL, done, &changed)
+                    or not self.passes(ROLE_DECODE, done, &changed)):
                 return False
             for worker in range(self.workers):
                 if self.views[worker].error:
                     return True
+            if self.planner is not None and not self.planned(&changed):
+                return False
         return True
+
+    # -- workers that come and go -------------------------------------------------------------------------------------
+
+    cdef bint vacated(self, int role) noexcept nogil:
+        return self.routes[role] == NULL or self.routes[role].n_eligible == 0 or self.drain(role)
+
+    cdef bint took_over(self, int role) noexcept nogil:
+        """Steps that waited for a worker of a role are due."""
+        return steps_move(&self.waits[role], &self.pending)
+
+    cdef bint expect(self, int64_t worker, double at) noexcept nogil:
+        self.starts += 1
+        self.sequence += 1
+        return heap_push(&self.events, at, self.sequence, READY + worker)
+
+    cdef bint quiet(self) noexcept nogil:
+        return (self.sessions_left == 0 and self.events.used == self.starts and self.open == 0
+                and self.pending.head == self.pending.used)

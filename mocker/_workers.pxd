@@ -6,6 +6,7 @@ from mocker._record cimport Recorder, Timeline
 from mocker._router cimport Router, RouterCore
 from mocker._rules cimport VllmRulesCore
 from mocker._sglang cimport SglangCore
+from mocker._watch cimport Watch
 
 
 cdef enum EngineKind:
@@ -31,6 +32,36 @@ cdef struct View:                  # what the cluster sees of a worker after a p
     int error
 
 
+cdef enum:                         # roles
+    ROLE_PREFILL = 0
+    ROLE_DECODE = 1                # or both: aggregated
+
+
+cdef enum:                         # lives
+    LIFE_STARTING = 0              # takes no requests yet
+    LIFE_ACTIVE = 1
+    LIFE_DRAINING = 2              # takes no more requests
+    LIFE_GONE = 3
+
+
+cdef enum:
+    READY = 1 << 23                # event of a worker: it has started; worker numbers are below
+    ROUND = 1 << 24                # event of a worker: times the round of passes; or more than any of a worker
+
+
+cdef struct Team:                  # the workers of a role
+    int64_t* members               # [used] worker of each number; numbers are never used again
+    int64_t used
+    int64_t cap
+    int64_t* active                # [n_active] workers that take requests, by number
+    int64_t active_cap
+    int64_t n_active
+    int64_t n_starting
+    int64_t n_draining
+    int64_t turn                   # round robin: place in `active` of the next one
+    double seconds                 # provisioned worker-seconds so far
+
+
 cdef class Workers:
     cdef readonly list engines
     cdef readonly Collector collector
@@ -46,7 +77,13 @@ cdef class Workers:
     cdef View* views                     # [workers]
     cdef uint8_t* busy                   # [workers] in a pass
     cdef int64_t workers
-    cdef int64_t counted                 # of them, from the first on: those whose tokens are the requests' output
+    cdef int64_t workers_cap
+    cdef uint8_t* role                   # [workers] ROLE_*
+    cdef uint8_t* life                   # [workers] LIFE_*
+    cdef int32_t* number                 # [workers] within its team
+    cdef Team teams[2]                   # by role
+    cdef Watch watch                     # None: nobody asks
+    cdef readonly dict departed          # SGLang's books of the workers that are gone
     cdef int64_t n
     cdef const double[::1] arrival
     cdef const int64_t[::1] prompt
@@ -58,7 +95,8 @@ cdef class Workers:
     cdef double cap
     cdef bint single
     cdef bint fast
-    cdef Router* route                   # NULL: round robin
+    cdef Router* routes[2]               # by role; NULL: round robin
+    cdef Router* route                   # of aggregated workers; NULL: round robin
     cdef const int64_t[::1] priority     # [n] or NULL
     cdef const int64_t[::1] strict
     cdef const int32_t[::1] policy       # [n] router queue class code
@@ -66,7 +104,19 @@ cdef class Workers:
     cdef readonly Recorder recorder
     cdef Timeline* timeline              # its; NULL: nobody records
 
+    cdef int reserve_workers(self, int64_t need) except -1
     cdef int attach(self, object engine, int64_t worker) except -1
+    cdef bint enlist(self, int64_t worker, int role, int life) noexcept nogil
+    cdef int64_t hire(self, object engine, int role, int life) except -1
+    cdef bint begin(self, int64_t worker) noexcept nogil
+    cdef void retire(self, int64_t worker) noexcept nogil
+    cdef void cancel(self, int64_t worker) noexcept nogil
+    cdef bint drained(self, int64_t worker) noexcept nogil
+    cdef bint leave(self) noexcept nogil
+    cdef void measure(self, int64_t worker) noexcept nogil
+    cdef void observe(self, int64_t worker) noexcept nogil
+    cdef void saw_end(self, int64_t row) noexcept nogil
+    cdef void clock_to(self, double at) noexcept nogil
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
     cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
@@ -82,4 +132,5 @@ cdef class Workers:
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
 
 
+cdef void* resized(void* array, int64_t cap, size_t size) except NULL
 cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil

@@ -5,12 +5,13 @@ Knows engines and the columns of the workload, no clock and no routes; `_cluster
 Costs: O(prompt segments) a request, O(1) a look.
 """
 from libc.math cimport INFINITY
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
 
 import numpy as np
 
 from mocker._collect cimport Collector
-from mocker._common cimport END_NONE, END_REJECTED, NIL, int32_t, int64_t, uint8_t
+from mocker._common cimport END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint8_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._kv cimport Pool
@@ -18,16 +19,24 @@ from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
 from mocker._record_engines cimport record_pass, record_stretch
 from mocker._requests cimport core_enqueue, core_new
-from mocker._router cimport Router, RouterCore, router_events
+from mocker._router cimport ROUTER_MEMORY, Router, RouterCore, router_events, router_finalize_worker
+from mocker._router_choice cimport router_add_worker, router_remove_worker
 from mocker._rules cimport VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
 from mocker._rules_engine cimport RulesEngine
-from mocker._sglang cimport SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_new, sgl_pass
+from mocker._sglang cimport SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_metrics, sgl_new, sgl_pass
 from mocker._sglang_engine cimport SglangEngine
 from mocker._timing cimport timing_varies
-from mocker._vllm cimport core_forward, core_pass
+from mocker._vllm cimport core_forward, core_metrics, core_pass
 
 cdef enum:
     IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
+
+
+cdef void* resized(void* array, int64_t cap, size_t size) except NULL:
+    cdef void* moved = realloc(array, cap * size)
+    if moved == NULL:
+        raise MemoryError
+    return moved
 
 
 cdef void tell_sglang(Router* route, int32_t worker, SglangCore* g) noexcept nogil:
@@ -70,46 +79,71 @@ cdef class Workers:
                   const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
                   RouterCore router, double cap_ms, bint single, bint fast):
         cdef int64_t i
+        if len(engines) >= READY:
+            raise ValueError(f"at most {READY - 1} workers, got {len(engines)}")
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
         self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
-        self.workers, self.n = len(engines), prompt.shape[0]
-        self.counted = self.workers
+        self.n = prompt.shape[0]
         self.worker_of = np.full(self.n, NIL, np.int32)
         self.arrival_of = np.full(self.n, np.nan)
         self.worker, self.arrived = self.worker_of, self.arrival_of
         self.kind = (KIND_SGLANG if isinstance(engines[0], SglangEngine)
                      else KIND_RULES if isinstance(engines[0], RulesEngine) else KIND_CORE)
-        self.cores = <void**>malloc(self.workers * sizeof(void*))
-        self.rules = <VllmRulesCore**>calloc(self.workers, sizeof(VllmRulesCore*))
-        self.views = <View*>calloc(self.workers, sizeof(View))
-        self.busy = <uint8_t*>calloc(self.workers, 1)
-        if self.cores == NULL or self.rules == NULL or self.views == NULL or self.busy == NULL:
-            raise MemoryError
         self.router = router
         if router is not None:
-            self.route = &router.r
-        for i in range(self.workers):
+            self.route = self.routes[ROLE_DECODE] = &router.r
+        self.reserve_workers(len(engines))
+        for i in range(<int64_t>len(engines)):
             self.attach(engines[i], i)
+            self.workers += 1
+            if not self.enlist(i, ROLE_DECODE, LIFE_ACTIVE):
+                raise MemoryError
+        self.departed = {}
 
     def __dealloc__(self):
         free(self.cores)
         free(self.rules)
         free(self.views)
         free(self.busy)
+        free(self.role)
+        free(self.life)
+        free(self.number)
+        for i in range(2):
+            free(self.teams[i].members)
+            free(self.teams[i].active)
+
+    cdef int reserve_workers(self, int64_t need) except -1:
+        """Make room for so many workers."""
+        cdef int64_t cap = max(need, 2 * self.workers_cap)
+        if need <= self.workers_cap:
+            return 0
+        self.cores = <void**>resized(self.cores, cap, sizeof(void*))
+        self.rules = <VllmRulesCore**>resized(self.rules, cap, sizeof(VllmRulesCore*))
+        self.views = <View*>resized(self.views, cap, sizeof(View))
+        self.busy = <uint8_t*>resized(self.busy, cap, 1)
+        self.role = <uint8_t*>resized(self.role, cap, 1)
+        self.life = <uint8_t*>resized(self.life, cap, 1)
+        self.number = <int32_t*>resized(self.number, cap, sizeof(int32_t))
+        self.workers_cap = cap
+        return 0
 
     cdef int attach(self, object engine, int64_t worker) except -1:
         """Point an engine at the collector and keep its address."""
         cdef EngineCore core
         cdef SglangEngine sglang
+        memset(&self.views[worker], 0, sizeof(View))
+        self.busy[worker], self.rules[worker] = 0, NULL
         if self.kind == KIND_SGLANG:
             sglang = engine
             sglang.collect(self.collector)
             sglang.c.note_first = self.router is not None
+            sglang.c.metrics = self.watch is not None
             self.cores[worker] = &sglang.c
         else:
             core = engine
             core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
             core.c.note_first = self.router is not None
+            core.c.metrics = self.watch is not None
             self.cores[worker] = &core.c
             if self.kind == KIND_RULES:
                 self.rules[worker] = &(<RulesEngine>engine).x
@@ -284,7 +318,9 @@ cdef class Workers:
         cdef Request* r
         cdef SglangCore* g
         cdef SglRequest* q
-        for w in range(self.counted):
+        for w in range(self.workers):
+            if self.role[w] != ROLE_DECODE or self.life[w] == LIFE_GONE:
+                continue
             if self.kind == KIND_SGLANG:
                 g = <SglangCore*>self.cores[w]
                 for i in range(g.req_used):
@@ -303,6 +339,8 @@ cdef class Workers:
     def raise_errors(self):
         """Turn an error of an engine or the collector into an exception."""
         for engine in self.engines:
+            if engine is None:
+                continue
             if self.kind == KIND_SGLANG:
                 (<SglangEngine>engine).raise_error()
             else:
@@ -311,6 +349,174 @@ cdef class Workers:
             self.router.raise_error()
         if self.collector.gaps.error:
             raise MemoryError
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
+    cdef bint enlist(self, int64_t worker, int role, int life) noexcept nogil:
+        """Give a worker its number in a team; false if memory is short."""
+        cdef Team* t = &self.teams[role]
+        cdef void* moved = grown(t.members, &t.cap, t.used + 1, sizeof(int64_t))
+        if moved == NULL:
+            return False
+        t.members = <int64_t*>moved
+        t.members[t.used] = worker
+        self.role[worker], self.number[worker], self.life[worker] = <uint8_t>role, <int32_t>t.used, <uint8_t>life
+        t.used += 1
+        t.n_starting += 1
+        return life == LIFE_STARTING or self.begin(worker)
+
+    cdef int64_t hire(self, object engine, int role, int life) except -1:
+        """Take on a worker; its index."""
+        cdef int64_t worker = self.workers
+        self.reserve_workers(worker + 1)
+        self.attach(engine, worker)
+        self.engines.append(engine)
+        self.workers += 1
+        if not self.enlist(worker, role, life):
+            raise MemoryError
+        return worker
+
+    cdef bint begin(self, int64_t worker) noexcept nogil:
+        """A starting worker takes requests from now on; false if memory is short."""
+        cdef Team* t = &self.teams[self.role[worker]]
+        cdef int64_t i
+        cdef void* moved = grown(t.active, &t.active_cap, t.n_active + 1, sizeof(int64_t))
+        if moved == NULL:
+            return False
+        t.active = <int64_t*>moved
+        i = t.n_active
+        while i > 0 and self.number[t.active[i - 1]] > self.number[worker]:
+            t.active[i] = t.active[i - 1]
+            i -= 1
+        t.active[i] = worker
+        t.n_active += 1
+        t.n_starting -= 1
+        self.life[worker] = LIFE_ACTIVE
+        if self.routes[self.role[worker]] == NULL:
+            return True
+        router_add_worker(self.routes[self.role[worker]], self.number[worker], self.number[worker])
+        return self.routes[self.role[worker]].error != ROUTER_MEMORY
+
+    cdef void retire(self, int64_t worker) noexcept nogil:
+        """A worker takes no more requests; it goes when it has nothing left to do."""
+        cdef Team* t = &self.teams[self.role[worker]]
+        cdef int64_t i, at = 0
+        for i in range(t.n_active):
+            if t.active[i] != worker:
+                t.active[at] = t.active[i]
+                at += 1
+        t.n_active = at
+        t.n_draining += 1
+        self.life[worker] = LIFE_DRAINING
+        if self.routes[self.role[worker]] != NULL:
+            router_remove_worker(self.routes[self.role[worker]], self.number[worker])
+
+    cdef void cancel(self, int64_t worker) noexcept nogil:
+        """A starting worker is not wanted any more."""
+        self.teams[self.role[worker]].n_starting -= 1
+        self.life[worker] = LIFE_GONE
+
+    cdef bint drained(self, int64_t worker) noexcept nogil:
+        """Whether a worker has nothing left to do, for requests or hand-offs."""
+        cdef SglangCore* g
+        cdef Core* c
+        if self.busy[worker] or self.views[worker].count > 0:
+            return False
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            return g.count == 0 and g.n_held + g.n_reserved + g.n_pending == 0
+        c = <Core*>self.cores[worker]
+        return c.count == 0 and c.n_held + c.n_reserved + c.n_pending == 0
+
+    cdef bint leave(self) noexcept nogil:
+        """Let the workers go that were to and have drained; whether any did."""
+        cdef Team* t
+        cdef int64_t i, worker
+        cdef int role
+        cdef bint gone = False
+        for role in range(2):
+            t = &self.teams[role]
+            if t.n_draining == 0:
+                continue
+            for i in range(t.used):
+                worker = t.members[i]
+                if self.life[worker] == LIFE_DRAINING and self.drained(worker):
+                    self.life[worker] = LIFE_GONE
+                    t.n_draining -= 1
+                    if self.routes[role] != NULL:
+                        router_finalize_worker(self.routes[role], <int32_t>i)
+                    gone = True
+        return gone
+
+    def free_departed(self):
+        """Give back the memory of the engines of workers that are gone; SGLang's books are kept in `departed`."""
+        cdef int64_t worker
+        for worker in range(self.workers):
+            if self.life[worker] != LIFE_GONE or self.engines[worker] is None:
+                continue
+            if self.kind == KIND_SGLANG:
+                for name in ("leaked_tokens", "double_freed_tokens"):
+                    self.departed[name] = self.departed.get(name, 0) + self.engines[worker].counts[name]
+            self.engines[worker], self.cores[worker], self.rules[worker] = None, NULL, NULL
+
+    def team(self, int role):
+        """Active and provisioned workers of a role (0: prefill, 1: decode or both), and its worker-seconds."""
+        cdef Team* t = &self.teams[role]
+        return t.n_active, t.n_active + t.n_starting + t.n_draining, t.seconds
+
+    @property
+    def numbers(self):
+        """Number of each worker within its team: array of int32, shape (workers,)."""
+        return np.array([self.number[w] for w in range(self.workers)], np.int32)
+
+    cdef void clock_to(self, double at) noexcept nogil:
+        """The clock moves on: worker-seconds of starting and draining workers count too."""
+        cdef int role
+        cdef Team* t
+        for role in range(2):
+            t = &self.teams[role]
+            t.seconds += <double>(t.n_active + t.n_starting + t.n_draining) * (at - self.now) / 1000.0
+        self.now = at
+
+    # -- what a planner is told ----------------------------------------------------------------------------------------
+
+    cdef void measure(self, int64_t worker) noexcept nogil:
+        """Work out the metrics of the pass that a worker has just been given."""
+        if not self.watch.collect:
+            return
+        if self.kind == KIND_SGLANG:
+            sgl_metrics(<SglangCore*>self.cores[worker])
+        else:
+            core_metrics(<Core*>self.cores[worker])
+
+    cdef void observe(self, int64_t worker) noexcept nogil:
+        """A pass of a worker ends."""
+        cdef View* v = &self.views[worker]
+        cdef SglangCore* g
+        cdef Core* c
+        cdef int64_t made_by
+        cdef double seconds = (v.end_ms - v.last_start) / 1000.0
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            made_by = g.made_by
+            if self.watch.collect:
+                self.watch.saw_pass(self.role[worker], self.number[worker], seconds, &g.fpm[0], g.fpm_prefill_tokens,
+                                    g.fpm_prefix_tokens)
+        else:
+            c = <Core*>self.cores[worker]
+            made_by = c.made_by
+            if self.watch.collect:
+                self.watch.saw_pass(self.role[worker], self.number[worker], seconds, &c.fpm[0], c.fpm_prefill_tokens,
+                                    c.fpm_prefix_tokens)
+        if self.role[worker] == ROLE_DECODE:
+            self.watch.saw_tokens(v.made, made_by)
+
+    cdef void saw_end(self, int64_t row) noexcept nogil:
+        """A request ended; those that were refused are nobody's traffic."""
+        if self.collector.rows.terminal[row] != END_REJECTED:
+            self.watch.saw_end(self.prompt[row], self.limit[row], self.arrived[row],
+                               self.collector.rows.first_token[row], self.collector.rows.last_token[row],
+                               self.collector.rows.tokens[row])
 
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil:
         """A request has ended, however; false if memory is short. For those who have to know."""
@@ -350,6 +556,8 @@ cdef class Workers:
         cdef SglRequest* q
         out = []
         for w in range(self.workers):
+            if self.life[w] == LIFE_GONE:
+                continue
             if self.kind == KIND_SGLANG:
                 g = <SglangCore*>self.cores[w]
                 for i in range(g.req_used):
