@@ -23,7 +23,7 @@ from .engine import (
     create_engine_core,
 )
 from .formats import TraceError
-from .replay import SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
+from .replay import PlannerReplayBridge, SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
 from .router_config import KvRouterConfig
 from .search import Between, highest_rate, optimize, pareto_front
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
@@ -36,7 +36,7 @@ from .trace import Trace, sample_trace_path
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "Between", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot",
     "KvManager", "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal",
-    "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState", "RequestStatus",
+    "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState", "RequestStatus",
     "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore", "Simulation",
     "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
     "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate",

@@ -31,7 +31,7 @@ from mocker._workers cimport (
     tell_sglang)
 
 cdef enum:
-    TICKS_LIMIT = 10000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
+    TICKS_LIMIT = 1000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
 
 
 cdef inline int64_t order_of(double at) noexcept nogil:
@@ -346,9 +346,12 @@ cdef class Cluster(Workers):
                     if not self.settle(&done):
                         return False
                     continue
-                if self.tick_at == INFINITY or self.idle_ticks > TICKS_LIMIT:
+                if self.tick_at == INFINITY:
                     self.finished = self.stalled = True
                     return True
+            if self.idle_ticks > TICKS_LIMIT:
+                self.finished = self.stalled = True
+                return True
             if self.tick_at < at:
                 at = self.tick_at
             if at > self.cap:
@@ -493,7 +496,10 @@ cdef class Cluster(Workers):
         self.watch, self.fast = Watch(metrics and first_tick < INFINITY), False
         self.held = np.zeros(self.n, np.int64)
         for worker in range(self.workers):
-            self.attach(self.engines[worker], worker)
+            if self.kind == KIND_SGLANG:
+                (<SglangCore*>self.cores[worker]).metrics = True
+            else:
+                (<Core*>self.cores[worker]).metrics = True
         return self.watch
 
     cdef bint starting(self) noexcept nogil:
@@ -574,7 +580,8 @@ cdef class Cluster(Workers):
         i = t.used - 1
         while i >= 0 and excess > 0 and t.n_starting > 0:
             if self.life[t.members[i]] == LIFE_STARTING:
-                self.cancel(t.members[i])
+                t.n_starting -= 1
+                self.go(t.members[i])
                 excess -= 1
             i -= 1
         for _ in range(excess):

@@ -83,6 +83,7 @@ cdef class Workers:
     cdef int32_t* number                 # [workers] within its team
     cdef Team teams[2]                   # by role
     cdef Watch watch                     # None: nobody asks
+    cdef list leavers                    # workers gone whose engines are not given back yet
     cdef readonly dict departed          # SGLang's books of the workers that are gone
     cdef int64_t n
     cdef const double[::1] arrival
@@ -110,7 +111,7 @@ cdef class Workers:
     cdef int64_t hire(self, object engine, int role, int life) except -1
     cdef bint begin(self, int64_t worker) noexcept nogil
     cdef void retire(self, int64_t worker) noexcept nogil
-    cdef void cancel(self, int64_t worker) noexcept nogil
+    cdef void go(self, int64_t worker) noexcept with gil
     cdef bint drained(self, int64_t worker) noexcept nogil
     cdef bint leave(self) noexcept nogil
     cdef void measure(self, int64_t worker) noexcept nogil

@@ -98,7 +98,7 @@ cdef class Workers:
             self.workers += 1
             if not self.enlist(i, ROLE_DECODE, LIFE_ACTIVE):
                 raise MemoryError
-        self.departed = {}
+        self.departed, self.leavers = {}, []
 
     def __dealloc__(self):
         free(self.cores)
@@ -411,10 +411,10 @@ cdef class Workers:
         if self.routes[self.role[worker]] != NULL:
             router_remove_worker(self.routes[self.role[worker]], self.number[worker])
 
-    cdef void cancel(self, int64_t worker) noexcept nogil:
-        """A starting worker is not wanted any more."""
-        self.teams[self.role[worker]].n_starting -= 1
+    cdef void go(self, int64_t worker) noexcept with gil:
+        """A worker is gone."""
         self.life[worker] = LIFE_GONE
+        self.leavers.append(worker)
 
     cdef bint drained(self, int64_t worker) noexcept nogil:
         """Whether a worker has nothing left to do, for requests or hand-offs."""
@@ -441,7 +441,7 @@ cdef class Workers:
             for i in range(t.used):
                 worker = t.members[i]
                 if self.life[worker] == LIFE_DRAINING and self.drained(worker):
-                    self.life[worker] = LIFE_GONE
+                    self.go(worker)
                     t.n_draining -= 1
                     if self.routes[role] != NULL:
                         router_finalize_worker(self.routes[role], <int32_t>i)
@@ -451,18 +451,28 @@ cdef class Workers:
     def free_departed(self):
         """Give back the memory of the engines of workers that are gone; SGLang's books are kept in `departed`."""
         cdef int64_t worker
-        for worker in range(self.workers):
-            if self.life[worker] != LIFE_GONE or self.engines[worker] is None:
-                continue
+        if self.recorder is not None:          # which asks them at the end
+            return
+        for worker in self.leavers:
             if self.kind == KIND_SGLANG:
                 for name in ("leaked_tokens", "double_freed_tokens"):
                     self.departed[name] = self.departed.get(name, 0) + self.engines[worker].counts[name]
             self.engines[worker], self.cores[worker], self.rules[worker] = None, NULL, NULL
+        self.leavers.clear()
 
     def team(self, int role):
         """Active and provisioned workers of a role (0: prefill, 1: decode or both), and its worker-seconds."""
         cdef Team* t = &self.teams[role]
         return t.n_active, t.n_active + t.n_starting + t.n_draining, t.seconds
+
+    def starting_workers(self, int role):
+        """Workers of a role that do not take requests yet."""
+        return self.teams[role].n_starting
+
+    @property
+    def roles(self):
+        """Role of each worker: 0 prefill, 1 decode or both."""
+        return [self.role[w] for w in range(self.workers)]
 
     @property
     def numbers(self):

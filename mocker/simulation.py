@@ -8,7 +8,7 @@ import html
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -19,6 +19,7 @@ from mocker.report import TABLE_COLUMNS, TITLE, format_report_table, problem_lin
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mocker.replay.planner import ScalingEvent
     from mocker.timeline import Timeline
 
 __all__ = ["RECORD_KEYS", "Simulation"]
@@ -73,6 +74,8 @@ class Simulation:
         What was recorded over simulated time.
     gaps
         Upper ends of bins of inter-token gaps, ms, and the gaps in each; kept with a timeline.
+    scaling
+        What a planner changed.
 
     Attributes
     ----------
@@ -81,7 +84,7 @@ class Simulation:
     per_request : dict
         Field name to NumPy column, in trace order. A missing value is NaN in a column of floats, -1 in a column of
         signed integers and None in a column of objects.
-    meta, timeline, gaps
+    meta, timeline, gaps, scaling
         As given.
 
     Raises
@@ -92,7 +95,8 @@ class Simulation:
 
     def __init__(self, report: dict[str, Any], columns: Mapping[str, NDArray[Any]], meta: dict[str, Any],
                  timeline: Timeline | None = None,
-                 gaps: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None) -> None:
+                 gaps: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None,
+                 scaling: Sequence[ScalingEvent] = ()) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"per-request columns differ in length: {lengths}")
@@ -101,6 +105,7 @@ class Simulation:
         self.meta = meta
         self.timeline = timeline
         self.gaps = gaps
+        self.scaling = list(scaling)
 
     @property
     def _num_rows(self) -> int:

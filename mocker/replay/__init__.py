@@ -1,5 +1,9 @@
 """Replays of workloads through a simulated cluster; ``python -m mocker.replay`` is the command line."""
+from .._watch import NOTE as PASS_METRICS
 from ..workload import SyntheticSpec
 from .api import run_synthetic_trace_replay, run_trace_replay, simulate
+from .bridge import PlannerReplayBridge
+from .planner import Planner, ScalingEvent
 
-__all__ = ["SyntheticSpec", "run_synthetic_trace_replay", "run_trace_replay", "simulate"]
+__all__ = ["PASS_METRICS", "Planner", "PlannerReplayBridge", "ScalingEvent", "SyntheticSpec",
+           "run_synthetic_trace_replay", "run_trace_replay", "simulate"]

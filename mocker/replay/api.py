@@ -28,6 +28,7 @@ from ..timeline import Recording, Timeline
 from ..timing import with_blocks
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
+from .planner import DECODE, PREFILL, Planner, Planning
 from .pools import Pools, Routing, make_cluster, with_prefill_loads
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, float], None]
 PathLike = str | os.PathLike[str]
 SLICE_PASSES = 1_000_000           # passes between two looks at signals and progress
-WAITS_FOR = {1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
+WAITS_FOR = {0: "a worker", 1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
              3: "room in the KV pool to resume"}
 
 
@@ -48,11 +49,12 @@ class _Run:
     workload: Workload
     pools: Pools
     wall_time_ms: float
+    planning: Planning | None = None
 
     @property
     def alone(self) -> bool:
         """One aggregated worker: there is nothing to say of workers."""
-        return self.pools.workers == 1 and self.pools.prefill_args is None
+        return self.pools.workers == 1 and self.pools.prefill_args is None and self.planning is None
 
     def admissions(self) -> dict[str, NDArray[Any]]:
         """The collector's columns; in disaggregation the first admission is that of the prefill pool."""
@@ -83,14 +85,16 @@ def _refuse(**options: Any) -> None:
 
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
-         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any) -> _Run:
+         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any,
+         planning: Planning | None) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
     real = cached and (workload.planned or force_tokens)
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
-    cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast)
+    cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
+                                    planning=planning)
     if recording is not None:
         span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival))
         cluster.record(recording.recorder(len(cluster.engines), span))
@@ -115,7 +119,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     cluster.flush()
     if progress is not None:
         progress(cluster.ended, n, cluster.last_timestamp())
-    return _Run(cluster, workload, pools, (time.perf_counter() - began) * 1000.0)
+    return _Run(cluster, workload, pools, (time.perf_counter() - began) * 1000.0, planning)
 
 
 def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
@@ -131,11 +135,14 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
         terminal=c["terminal"][pick])
     gaps, rates = cluster.collector.gap_statistics()
     seconds = cluster.last_timestamp() / 1000.0
+    worked = pools.prefill_workers * seconds, pools.workers * seconds
+    if run.planning is not None:
+        worked = cluster.team(PREFILL)[2], cluster.team(DECODE)[2]
     prefill = pools.prefill_args
     report = assemble_report(
         columns, gaps, rates, sla=sla,
-        decode_worker_seconds=None if run.alone else pools.workers * seconds,
-        prefill_worker_seconds=pools.prefill_workers * seconds, decode_gpus=pools.args.aic_gpus_per_worker(),
+        decode_worker_seconds=None if run.alone else worked[DECODE],
+        prefill_worker_seconds=worked[PREFILL], decode_gpus=pools.args.aic_gpus_per_worker(),
         prefill_gpus=0 if prefill is None else prefill.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms,
         compat=compat)
     if compat is None:
@@ -143,9 +150,13 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
         if pools.args.engine_type == "sglang":
             books = [engine.counts for engine in cluster.engines if isinstance(engine, SglangEngine)]
             for name in ("leaked_tokens", "double_freed_tokens"):
-                report[name] = sum(counts[name] for counts in books)
+                report[name] = sum(counts[name] for counts in books) + cluster.departed.get(name, 0)
         if cluster.stalled:
             report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
+            at_work = {entry["row"] for entry in report["stalled"]}
+            left = np.flatnonzero(arrived & (run.admissions()["terminal"] == TERMINAL_NAMES.index("incomplete")))
+            report["stalled"] += [_stuck(run, int(row), -1, 0, int(w.prompt[row]), 0, 0) for row in left
+                                  if row not in at_work]
         if w.trace is not None and len(w.trace.clamped):
             report["shortened_prompts"] = len(w.trace.clamped)
     return report
@@ -170,6 +181,9 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_gap = np.where(tokens > 1, np.maximum(last - first, 0.0) / (tokens - 1), np.nan)
     none = np.full(len(rows), -1, np.int32)
+    served_by = run.cluster.worker_of[rows]
+    if run.planning is not None:               # whose workers of the two roles come in any order
+        served_by = np.append(run.cluster.numbers, np.int32(-1))[served_by]
     out: dict[str, NDArray[Any]] = {"row": rows}
     trace = w.trace
     if trace is not None and trace.request_ids is not None:
@@ -184,7 +198,7 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
         ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"][rows],
         e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
         output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"][rows],
-        prefill_worker_idx=none, decode_worker_idx=none if run.alone else run.cluster.worker_of[rows])
+        prefill_worker_idx=none, decode_worker_idx=none if run.alone else served_by)
     if isinstance(run.cluster, DisaggCluster):
         out.update(_handoff_columns(run.cluster, rows))
     out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"][rows]]
@@ -251,7 +265,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
               routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, fast: bool = True, force_tokens: bool = False,
-              recording: Recording | None = None, watch: Any = None) -> tuple[_Run, Report]:
+              recording: Recording | None = None, watch: Any = None,
+              planner: Planner | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -264,7 +279,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
         raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
     args = pools.args
-    pools.check(concurrency is not None, routing.mode)
+    pools.check(concurrency is not None, "" if planner is not None else routing.mode)
     closed = concurrency is not None
     speedup = float(arrival_speedup_ratio)
     if isinstance(workload, SyntheticSpec):
@@ -272,7 +287,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch)
+    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
+               None if planner is None else Planning(planner))
     return run, _report(run, sla, compat)
 
 
@@ -429,6 +445,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
              progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
+             planner: Planner | None = None,
              _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
@@ -442,6 +459,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
+    planner : Planner, optional
+        Changes the number of workers while the replay runs, see `mocker.replay.Planner`; `Simulation.scaling` lists
+        what it did. Passes are then taken one by one.
     extra_engine_args, num_workers, …
         As in `run_trace_replay`.
 
@@ -465,7 +485,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
-        force_tokens=_real_tokens, recording=recording, watch=_watch)
+        force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
@@ -473,16 +493,17 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
             "arguments": arguments,
             "sla": {"ttft_ms": sla_ttft_ms, "itl_ms": sla_itl_ms, "e2e_ms": sla_e2e_ms}}
     columns = _columns(run)
+    scaling = [] if run.planning is None else run.planning.events
     if recording is None:
-        return Simulation(report, columns, meta)
-    return Simulation(report, columns, meta, _timeline(run, recording, columns), run.cluster.collector.gap_histogram())
+        return Simulation(report, columns, meta, scaling=scaling)
+    return Simulation(report, columns, meta, _timeline(run, recording, columns),
+                      run.cluster.collector.gap_histogram(), scaling)
 
 
 def _timeline(run: _Run, recording: Recording, columns: dict[str, NDArray[Any]]) -> Timeline:
     cluster = run.cluster
     assert cluster.recorder is not None
-    pools = ["aggregated"] * len(cluster.engines)
-    if run.pools.prefill_args is not None:
-        pools = ["decode"] * run.pools.workers + ["prefill"] * run.pools.prefill_workers
+    decode = "aggregated" if run.pools.prefill_args is None else "decode"
+    pools = ["prefill" if role == PREFILL else decode for role in cluster.roles]
     return Timeline(cluster.recorder, pools, cluster.capacities(), cluster.last_timestamp(), columns,
                     log=recording.passes > 0)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..trace import Trace
     from ..workload import Workload
+    from .planner import Planning
 
 Engines = list[EngineCore] | list[RulesEngine] | list[SglangEngine]
 
@@ -47,6 +48,11 @@ class Routing:
     seed: int = 0
     model_name: str | None = None
     estimator: Callable[[int, int], float | None] | None = None    # uncached, cached tokens -> seconds of a prefill
+
+    @property
+    def routed(self) -> bool:
+        """Whether somebody chooses the workers."""
+        return bool(self.mode != "round_robin")
 
     def __post_init__(self) -> None:
         if self.tie_break not in ("random", "lowest"):
@@ -136,27 +142,28 @@ def output_limits(args: MockEngineArgs, prompt: NDArray[np.int64], limit: NDArra
     return np.where(prompt >= longest, -1, np.minimum(limit, longest - prompt)).astype(np.int64)
 
 
-def _engines(args: MockEngineArgs, workers: int, real_tokens: bool, events: bool) -> Engines:
+def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bool) -> Engines:
+    """Engines of the workers with these numbers."""
     if args.engine_type == "sglang":
         settings = sglang_settings(args)
         return [SglangEngine(**settings, seed=(args.aic_mtp_seed + w) % 2**64, real_tokens=real_tokens, record=False,
-                             capture=events, worker_id=w) for w in range(workers)]
+                             capture=events, worker_id=w) for w in workers]
     settings = engine_settings(args)
     if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
         options = scheduler_options(args)
         ruled = [RulesEngine(**settings, seed=0, token_seed=w, real_tokens=real_tokens, record=False, capture=events,
-                             event_tokens=False, worker_id=w) for w in range(workers)]
+                             event_tokens=False, worker_id=w) for w in workers]
         for engine in ruled:
             options.configure(engine)
         return ruled
     return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
-                       record=False, capture=events, event_tokens=False, worker_id=w) for w in range(workers)]
+                       record=False, capture=events, event_tokens=False, worker_id=w) for w in workers]
 
 
 def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bool, config: KvRouterConfig,
             seed: int) -> RouterCore | None:
     """The compiled router of one pool, or None for round robin."""
-    if choice.mode == "round_robin":
+    if not choice.routed:
         return None
     policy = KvAware(config) if choice.mode == "kv_router" else routing_policy(choice.mode)
     return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
@@ -178,7 +185,7 @@ def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None)
 
 
 def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
-                 fast: bool) -> tuple[Cluster, bool]:
+                 fast: bool, planning: Planning | None = None) -> tuple[Cluster, bool]:
     """The cluster of a replay, ready to run.
 
     Returns
@@ -197,16 +204,24 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     cap = math.inf if cap_ms is None else cap_ms
     limit = output_limits(args, workload.prompt, workload.limit)
     if prefill is not None:
-        return _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast), True
+        both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast)
+        if planning is not None:
+            planning.join(both, pools, lambda role, number: _engines(
+                (prefill, args)[role], range(number, number + 1), False, role == 0 and routing.routed)[0])
+        return both, True
     router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
                      routing.seed)
     cluster = Cluster(
-        _engines(args, pools.workers, real_tokens, router is not None), collector, workload.arrival, workload.prompt,
+        _engines(args, range(pools.workers), real_tokens, routing.routed), collector, workload.arrival, workload.prompt,
         limit, None if real_tokens else workload.make_paths(args.block_size),
-        workload.tokens if real_tokens else None, router, cap, pools.workers == 1, fast)
+        workload.tokens if real_tokens else None, router, cap,
+        pools.workers == 1 and planning is None, fast)
     if router is not None or args.vllm_scheduling_policy == "priority":
         _set_ranks(cluster, router, workload.trace)
-    return cluster, router is not None
+    if planning is not None:
+        planning.join(cluster, pools, lambda _, number: _engines(
+            args, range(number, number + 1), real_tokens, routing.routed)[0])
+    return cluster, routing.routed or planning is not None
 
 
 def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
@@ -219,8 +234,8 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
                     routing.seed)
     second = _router(routing, decode, pools.workers, False, decode_router_config(decode, routing.config),
                      routing.seed + 1)
-    engines: list[Any] = [*_engines(decode, pools.workers, False, False),
-                          *_engines(prefill, pools.prefill_workers, False, first is not None)]
+    engines: list[Any] = [*_engines(decode, range(pools.workers), False, False),
+                          *_engines(prefill, range(pools.prefill_workers), False, routing.routed)]
     cluster = DisaggCluster(engines, collector, workload.arrival, workload.prompt, workload.limit,
                             workload.make_paths(decode.block_size), None, None, cap, False, fast)
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
