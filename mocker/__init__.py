@@ -36,10 +36,10 @@ from .trace import Trace, sample_trace_path
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "Between", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot",
     "KvManager", "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal",
-    "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState", "RequestStatus",
-    "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore", "Simulation",
-    "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs",
-    "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate",
-    "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",
-    "sweep",
+    "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState",
+    "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore",
+    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError",
+    "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
+    "highest_rate", "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path",
+    "simulate", "sweep",
 ]

@@ -2,10 +2,10 @@
 
 usage: python tests/fuzz_planner.py ORACLE COUNT [FIRST_SEED [RECORD.jsonl.gz]]
 
-ORACLE reads one JSON object a line (as for `fuzz_replays`) with `planner_script` (`first_ms`, `period_ms`, and `targets`,
-a pair for each tick) and prints the report and what it told the planner. The variances in the metrics of passes are
-sums in the order of a hash map of random ids there; they are compared within 1e-9. With a fourth argument the
-reference's answers to short cases are recorded, for `test_planner`.
+ORACLE reads one JSON object a line (as for `fuzz_replays`) with `planner_script` (`first_ms`, `period_ms`, and
+`targets`, a pair for each tick) and prints the report and what it told the planner. The variances in the metrics of
+passes are sums in the order of a hash map of random ids there; they are compared within 1e-9. With a fourth argument
+the reference's answers to short cases are recorded, for `test_planner`.
 """
 from __future__ import annotations
 

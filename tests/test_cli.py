@@ -100,6 +100,7 @@ def test_trace_defaults(stand):
         "decode_engine_args": None,
         "router_config": None,
         "aic_perf_config": None,
+        "planner": None,
         "num_workers": 1,
         "num_prefill_workers": 1,
         "num_decode_workers": 1,

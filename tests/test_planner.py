@@ -13,6 +13,7 @@ from fuzz_planner import compare
 
 import mocker
 from mocker import MockEngineArgs, PlannerReplayBridge, SyntheticSpec, simulate
+from mocker.cli import main
 from mocker.replay import PASS_METRICS, ScalingEvent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -207,6 +208,21 @@ def test_bridge_has_the_reference_s_constructors(tmp_path):
         PlannerReplayBridge(path, small(), 0).run(Steps(lambda n: (1, 1)))
     with pytest.raises(TypeError, match="extra_engine_args must be MockEngineArgs"):
         PlannerReplayBridge(path, None, 1)
+
+
+def test_command_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    example = str(ROOT / "examples" / "planners.py")
+    flags = ["replay", "--input-tokens", "2000", "--output-tokens", "20", "--request-count", "3000",
+             "--arrival-interval-ms", "5", "--report-json", "report.json", "--quiet", "--planner"]
+    assert main([*flags, f"{example}:SlaPlanner"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(report["scaling"]) > 1 and report["scaling"][0]["role"] == "aggregated"
+    for name, text in ((example, "expected FILE.py:NAME"), (f"{example}:Nobody", "has no Nobody"),
+                       ("gone.py:P", "there is no file gone.py"), (f"{tmp_path / 'report.json'}:P", "not a Python")):
+        with pytest.raises(SystemExit) as stop:
+            main([*flags, name])
+        assert stop.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_example(capsys):

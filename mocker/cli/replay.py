@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mocker.report import format_report_table, write_report_json
 
-from .replay_args import aic_perf_config, engine_args, read_engine_values, router_config, with_model
+from .replay_args import aic_perf_config, engine_args, planner, read_engine_values, router_config, with_model
 from .replay_flags import build_parser, check_files, check_rules
 from .terminal import (
     EXIT_CLOSED_PIPE,
@@ -68,6 +68,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
         "decode_engine_args": engine_args(parser, args, "--decode-engine-args"),
         "router_config": router_config(parser, args),
         "aic_perf_config": aic_perf_config(parser, args),
+        "planner": planner(parser, args),
     }
     args.assumptions = with_model(args, options)
     from mocker.replay import SyntheticSpec, simulate

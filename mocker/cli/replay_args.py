@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
+import os
 from typing import Any
 
 from .flags import AIC_FLAGS, dest, json_object
@@ -104,3 +106,23 @@ def aic_perf_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         parser.error(f"the AIC performance model also needs {', '.join(missing)}")
     values["aic_tp_size"] = values["aic_tp_size"] or 1
     return importlib.import_module("mocker.aic").AicPerfConfig(**values)
+
+
+def planner(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
+    """The planner that --planner names, or None."""
+    if args.planner is None:
+        return None
+    path, _, name = args.planner.rpartition(":")
+    if not path or not name:
+        parser.error(f"--planner {args.planner}: expected FILE.py:NAME, e.g. --planner planners.py:QueuePlanner")
+    if not os.path.isfile(path):
+        parser.error(f"--planner {args.planner}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"{os.path.basename(path).partition('.')[0]}_of_planner", path)
+    if spec is None or spec.loader is None:
+        parser.error(f"--planner {args.planner}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if found is None:
+        parser.error(f"--planner {args.planner}: {path} has no {name}")
+    return found() if isinstance(found, type) else found

@@ -142,6 +142,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     switch(group, "--debug", "show the traceback of an error")
 
     group = parser.add_argument_group("planner")
+    text(group, "--planner", "FILE:NAME", "Python file and the planner in it that sets the number of workers")
     text(group, "--planner-config", "CONFIG", "planner settings: a YAML or JSON file, or JSON")
     count(group, "--benchmark-granularity", 1, "points of the benchmark that a planner starts from", 8)
 

@@ -26,7 +26,7 @@ def given(flag: str) -> Callable[[argparse.Namespace], object]:
 
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported("--planner-config", given("--planner-config"), "leave it out: the number of workers stays fixed"),
+    Unsupported("--planner-config", given("--planner-config"), "use --planner with a planner of your own"),
     Unsupported("--replay-mode online", has("--replay-mode", "online"), "use --replay-mode offline"),
     Unsupported("--trace-format mooncake-delta", has("--trace-format", "mooncake-delta"), "use a mooncake trace"),
     Unsupported("--trace-format agentic_mooncake", has("--trace-format", "agentic_mooncake"), "use a mooncake trace"),

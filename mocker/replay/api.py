@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,6 +157,8 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
             left = np.flatnonzero(arrived & (run.admissions()["terminal"] == TERMINAL_NAMES.index("incomplete")))
             report["stalled"] += [_stuck(run, int(row), -1, 0, int(w.prompt[row]), 0, 0) for row in left
                                   if row not in at_work]
+        if run.planning is not None:
+            report["scaling"] = [asdict(event) for event in run.planning.events]
         if w.trace is not None and len(w.trace.clamped):
             report["shortened_prompts"] = len(w.trace.clamped)
     return report

@@ -1,7 +1,7 @@
 """A planner in the loop of a replay: it is asked now and then, and changes the number of workers.
 
-Answers to the reference's `replay/planner_handle.rs` and `replay/offline/planner_hook.rs`. Any object with two methods is
-a planner::
+Answers to the reference's `replay/planner_handle.rs` and `replay/offline/planner_hook.rs`. Any object with two methods
+is a planner::
 
     class Planner:
         def initial_tick_ms(self): ...          # when it is asked first; infinity for never
