@@ -15,6 +15,9 @@ import mocker
 from mocker import MockEngineArgs, PlannerReplayBridge, SyntheticSpec, simulate
 from mocker.cli import main
 from mocker.replay import PASS_METRICS, ScalingEvent
+from mocker.replay.planner import Planning
+from mocker.replay.pools import Pools, Routing, make_cluster
+from mocker.workload import from_synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
 with gzip.open(ROOT / "tests" / "golden" / "planner.jsonl.gz", "rt") as file:
@@ -128,18 +131,23 @@ def test_a_planner_that_never_lets_a_worker_start_ends():
 def test_workers_removed_while_they_hold_a_source_leak_nothing(engine):
     planner = Steps(lambda n: (1 + n % 3, 1 + (n + 1) % 3), every=3.0)
     spec = SyntheticSpec(64, 10, 60, arrival_interval_ms=2.0, shared_prefix_ratio=0.5, num_prefix_groups=1)
-    left = []
-
-    def look(cluster, _):
-        left[:] = [cluster.team(role)[:2] for role in (0, 1)]
-
-    look.passes = 50
-    result = simulate(spec, planner=planner, **two_pools(engine_type=engine), router_mode="kv_router", _watch=look)
-    assert set(result.per_request["terminal_status"]) == {"completed"}
-    assert len(result.scaling) > 20 and left
+    workload = from_synthetic(spec, block_size=4, closed_loop=False, speedup=1.0)
+    args = two_pools(engine_type=engine)
+    planning = Planning(planner)
+    cluster, _ = make_cluster(Pools(args["decode_engine_args"], 1, args["prefill_engine_args"], 1), workload,
+                              Routing("kv_router"), cap_ms=None, real_tokens=False, fast=True, planning=planning)
+    cluster.set_sessions(*workload.turns(), np.zeros(len(workload)), 0)
+    while not cluster.run_coupled(50):
+        for core in cluster.engines:
+            assert core is None or core.check() is None
+    assert (cluster.collector.columns["terminal"] == 1).all() and not cluster.unfinished()
+    for core in filter(None, cluster.engines):
+        core.check()
+        counts = core.counts
+        assert (counts["protected_tokens"] + counts["held"] if engine == "sglang" else counts[0]) == 0
+    assert len(planning.events) > 20 and cluster.engines.count(None) > 10
     assert max(m["total_prefill_count"] - m["active_prefill_count"] for m in planner.told) > 0    # some did drain
-    busy = result.per_request["source_released_ms"] - result.per_request["source_held_ms"]
-    assert (busy > 0).all()
+    assert (cluster.details["source_released_ms"] > cluster.details["source_held_ms"]).all()
 
 
 def test_recording_and_a_planner_together():
