@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mocker._version import __version__
 
+from .calibrate import calibrate_main
 from .catalogue import models_main, systems_main
 from .compare import compare_main
 from .optimize import optimize_main
@@ -23,6 +24,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "replay": (replay_main, "simulate serving a trace or a synthetic workload, and report"),
     "optimize": (optimize_main, "search configurations: cheapest within bounds, highest rate, cost against latency"),
     "compare": (compare_main, "say what differs between reports, by how much, and whether that is better"),
+    "calibrate": (calibrate_main, "fit a timing model to logs of an engine"),
     "systems": (systems_main, "list GPU systems: peaks, engines with measured kernels"),
     "models": (models_main, "list models known by name"),
     "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
