@@ -3,6 +3,9 @@
 Three ways of use, one engine: replay a trace through a cluster (`simulate`, `run_trace_replay`), drive an engine
 core pass by pass (`VllmCore`), or benchmark schedulers, caches and routers on fixed workloads.
 """
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ._hash import compute_block_hash_for_seq
 from ._manager import KvManager
 from ._spec import SpeculativeDecodeSampler
@@ -25,13 +28,17 @@ from .engine import (
 from .formats import TraceError
 from .replay import PlannerReplayBridge, SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
 from .router_config import KvRouterConfig
-from .search import Between, highest_rate, optimize, pareto_front
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .sglang import SglangCore
 from .simulation import Simulation
-from .sweeps import SweepTable, sweep
 from .timeline import Recording
 from .trace import Trace, sample_trace_path
+
+if TYPE_CHECKING:
+    from .search.optimize import optimize, pareto_front
+    from .search.rate import highest_rate
+    from .search.space import Between
+    from .sweeps import SweepTable, sweep
 
 __all__ = [
     "ActiveSequence", "AdmissionEvent", "Between", "DirectRequest", "EnginePassResult", "ForwardPassSnapshot",
@@ -43,3 +50,17 @@ __all__ = [
     "highest_rate", "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path",
     "simulate", "sweep",
 ]
+
+_ON_USE = {"Between": "search", "highest_rate": "search", "optimize": "search", "pareto_front": "search",
+           "SweepTable": "sweeps", "sweep": "sweeps"}
+"""Names of packages that a replay does not need, which are imported when they are first asked for."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_ON_USE[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,6 @@ from .._engine import EngineCore
 from .._router import RouterCore
 from .._rules_engine import RulesEngine
 from .._sglang_engine import SglangEngine
-from ..aic import AicPerfConfig, prefill_estimator
 from ..args import DEFAULT_SCHEDULER_RULES, MockEngineArgs
 from ..engine import engine_settings
 from ..router import KvAware, routing_policy
@@ -31,6 +30,7 @@ from ..timing import TimingModel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..aic import AicPerfConfig
     from ..trace import Trace
     from ..workload import Workload
     from .planner import Planning
@@ -80,6 +80,8 @@ def with_prefill_loads(routing: Routing, source: AicPerfConfig | TimingModel | N
         if wanted and routing.mode == "kv_router":
             raise ValueError("router_prefill_load_model='aic' requires aic_perf_config")
         return routing
+    from ..aic import AicPerfConfig, prefill_estimator
+
     if not isinstance(source, (AicPerfConfig, TimingModel)):
         raise TypeError(f"aic_perf_config must be AicPerfConfig or a timing model, got {type(source).__name__}")
     if routing.mode != "kv_router":
