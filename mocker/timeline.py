@@ -23,6 +23,7 @@ __all__ = ["SERIES", "Recording", "Timeline"]
 
 _MAX_CELLS = 1 << 20               # 80 bytes each
 _AUTO_BINS = 1024
+_ROWS = 1 << 17
 
 SERIES: dict[str, str] = {
     "running": "requests in the batch, mean over the time",
@@ -154,31 +155,34 @@ class Timeline:
         self.sampling = recorder.sampling
 
     def _of_requests(self, requests: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
-        """Series that follow from the requests' own times."""
-        first = worker_numbers(requests["decode_worker_idx"], self.pools, "decode")
-        last = first
-        if "prefill" in self.pools:
-            first = worker_numbers(requests["prefill_worker_idx"], self.pools, "prefill")
-        one = np.ones(len(first))
-        status = requests["terminal_status"]
-        done = status == "completed"
-        admitted = requests["first_admit_ms"]
-        out = {
-            "arrivals": self._count(requests["arrival_time_ms"], first, one),
-            "first_admissions": self._count(admitted, first, one),
-            "completed": self._count(np.where(done, requests["last_token_ms"], np.nan), last, one),
-            "admitted_prompt_tokens": self._count(admitted, first, requests["input_length"]),
-            "reused_prompt_tokens": self._count(admitted, first, np.maximum(requests["reused_input_tokens"], 0)),
-        }
-        out["cache_hit_ratio"] = _ratio(out["reused_prompt_tokens"], out["admitted_prompt_tokens"])
-        return out
+        """Series that follow from the requests' own times; part by part, so that memory does not grow with the run."""
+        names = ("arrivals", "first_admissions", "completed", "admitted_prompt_tokens", "reused_prompt_tokens")
+        out = {name: np.zeros(len(self.pools) * len(self.start_ms)) for name in names}
+        total = len(requests["terminal_status"])
+        for start in range(0, total, _ROWS):
+            part = {name: column[start:start + _ROWS] for name, column in requests.items()}
+            last = worker_numbers(part["decode_worker_idx"], self.pools, "decode")
+            first = worker_numbers(part["prefill_worker_idx"], self.pools, "prefill") if (
+                "prefill" in self.pools) else last
+            admitted = part["first_admit_ms"]
+            ended = np.where(part["terminal_status"] == "completed", part["last_token_ms"], np.nan)
+            self._count(out["arrivals"], part["arrival_time_ms"], first)
+            self._count(out["first_admissions"], admitted, first)
+            self._count(out["completed"], ended, last)
+            self._count(out["admitted_prompt_tokens"], admitted, first, part["input_length"])
+            self._count(out["reused_prompt_tokens"], admitted, first, np.maximum(part["reused_input_tokens"], 0))
+        shaped = {name: sums.reshape(len(self.pools), -1) for name, sums in out.items()}
+        shaped["cache_hit_ratio"] = _ratio(shaped["reused_prompt_tokens"], shaped["admitted_prompt_tokens"])
+        return shaped
 
-    def _count(self, at: FloatArray, worker: NDArray[np.int64], weight: NDArray[Any]) -> FloatArray:
-        bins, workers = len(self.start_ms), len(self.pools)
+    def _count(self, sums: FloatArray, at: FloatArray, worker: NDArray[np.int64],
+               weight: NDArray[Any] | None = None) -> None:
+        """Add a part of the requests, each at its time and worker, to the bins of all workers."""
+        bins = len(self.start_ms)
         known = ~np.isnan(at) & (worker >= 0)
         place = np.minimum((at[known] / self.interval_ms).astype(np.int64), bins - 1) + worker[known] * bins
-        sums = np.bincount(place, weight[known].astype(np.float64), minlength=workers * bins)
-        return sums.reshape(workers, bins).astype(np.float64, copy=False)
+        weights = None if weight is None else weight[known].astype(np.float64)
+        sums += np.bincount(place, weights, minlength=len(sums))
 
     def total(self, name: str) -> FloatArray:
         """A series over all workers: ratios of the sums, means of shares, sums of all else; shape (bins,)."""

@@ -17,6 +17,8 @@ import mocker
 from mocker.cli import main
 from mocker.provenance import provenance
 from mocker.reports import html as page
+from mocker.reports import parts
+from mocker.reports import run as run_module
 from mocker.reports.compare import compare_reports, format_differences
 from mocker.reports.definitions import DISTRIBUTIONS, OUTCOMES, TIME_PER_TOKEN, TOTALS, describe
 from mocker.reports.perfetto import write_trace
@@ -298,8 +300,10 @@ def test_provenance(tmp_path):
         k: v for k, v in run.report.items() if "wall" not in k and "processed" not in k}
     other = provenance(mocker.simulate(str(file), **{**options, "num_workers": 3}))
     assert other["arguments_sha256"] != made["arguments_sha256"]
-    loaded = [provenance(mocker.simulate(mocker.Trace.load(file)))["workload"]["columns_sha256"] for _ in range(2)]
+    loaded = [provenance(mocker.simulate(mocker.Trace.load(file)))["workload"]["columns_xxh3"] for _ in range(2)]
     assert loaded[0] == loaded[1]
+    file.write_text(file.read_text().replace('"input_length": 4', '"input_length": 5'))
+    assert provenance(mocker.simulate(mocker.Trace.load(file)))["workload"]["columns_xxh3"] != loaded[0]
 
 
 def test_summary(run):
@@ -311,3 +315,20 @@ def test_summary(run):
     inside = columns["e2e_latency_ms"].sum() / columns["last_token_ms"].max()
     shown = float(next(line for line in lines if "In the system" in line).split("max ")[1].split()[0])
     assert inside <= shown + 0.05
+
+
+def test_long_runs_are_taken_in_parts(run, tmp_path, monkeypatch):
+    whole, lines = run_data(run, "r", {}), summary_lines(run)
+    trace = run.write_pass_trace(tmp_path / "a.json").read_bytes()
+    monkeypatch.setattr(parts, "PART", 64)
+    monkeypatch.setattr(run_module, "PART", 64)
+    cut = run_data(run, "r", {})
+    assert summary_lines(run) == lines and run.write_pass_trace(tmp_path / "b.json").read_bytes() == trace
+    assert cut["attainment"] == whole["attainment"] and cut["series"] == whole["series"]
+    assert cut["time_per_token"] == pytest.approx(whole["time_per_token"])
+    for key in ("ttft_ms", "e2e_latency_ms"):
+        x, y = (_unpack(cut["cdf"][key][axis]) for axis in "xy")
+        values = np.sort(run.per_request[key])
+        assert cut["cdf"][key]["samples"] == 400 and y[-1] == 1
+        exact = values[np.round(y * 400).astype(int) - 1]
+        assert (exact <= x * (1 + 1e-6)).all() and (x <= exact * (1 + 1 / 60)).all()

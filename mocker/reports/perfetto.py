@@ -18,6 +18,7 @@ import numpy as np
 
 from ..report import write_atomically
 from ..timeline import Timeline, worker_numbers
+from .parts import parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -145,35 +146,47 @@ def _counters(timeline: Timeline) -> Iterator[str]:
 
 def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[str]:
     """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
-    last_worker = worker_numbers(columns["decode_worker_idx"], timeline.pools, "decode")
-    first_worker = last_worker
-    if "prefill" in timeline.pools:
-        first_worker = worker_numbers(columns["prefill_worker_idx"], timeline.pools, "prefill")
     log = _Log(passes, len(timeline.workers))
-    admit = log.find(first_worker, columns["first_admit_ms"], starts=True)
-    first = log.find(last_worker, columns["first_token_ms"], starts=False)
-    last = log.find(last_worker, columns["last_token_ms"], starts=False)
-    rows = np.flatnonzero((admit >= 0) & (first >= 0) & (last >= 0))
-    if len(rows) > MAX_FLOWS:
-        rows = rows[np.linspace(0, len(rows) - 1, MAX_FLOWS).astype(np.int64)]
+    found = sum(len(_points(columns, part, timeline, log)[0]) for part in parts(len(columns["row"])))
+    step = max(-(-found // MAX_FLOWS), 1)
     middle = (passes["start_ms"] + passes["end_ms"]) * 500.0
     ids = columns.get("request_id")
-    for row in rows.tolist():
-        arrival = columns["arrival_time_ms"][row] * 1000.0
-        name = f"request {row}" if ids is None or ids[row] is None else f"request {ids[row]}"
-        args = {key: _plain(columns[key][row]) for key in ("input_length", "output_tokens", "reused_input_tokens",
-                                                           "ttft_ms", "e2e_latency_ms", "terminal_status")}
-        yield (f'{{"ph":"X","name":{json.dumps(name)},"cat":"request","pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f},'
-               f'"dur":0,"args":{json.dumps(args)}}}')
-        head = f'"cat":"request","name":"request","id":{row}'
-        yield f'{{"ph":"s",{head},"pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f}}}'
-        points = [(int(first_worker[row]), admit[row])]
-        for place in (first[row], last[row]):
-            if place != points[-1][1]:
-                points.append((int(last_worker[row]), place))
-        for i, (worker, place) in enumerate(points):
-            kind = '"ph":"f","bp":"e"' if i == len(points) - 1 else '"ph":"t"'
-            yield f'{{{kind},{head},"pid":{worker + 2},"tid":1,"ts":{middle[place]:.3f}}}'
+    seen = 0
+    for part in parts(len(columns["row"])):
+        rows, first_worker, last_worker, *places = _points(columns, part, timeline, log)
+        for k in range(-seen % step, len(rows), step):
+            row = int(rows[k])
+            arrival = columns["arrival_time_ms"][row] * 1000.0
+            name = f"request {row}" if ids is None or ids[row] is None else f"request {ids[row]}"
+            args = {key: _plain(columns[key][row]) for key in ("input_length", "output_tokens", "reused_input_tokens",
+                                                               "ttft_ms", "e2e_latency_ms", "terminal_status")}
+            yield (f'{{"ph":"X","name":{json.dumps(name)},"cat":"request","pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f},'
+                   f'"dur":0,"args":{json.dumps(args)}}}')
+            head = f'"cat":"request","name":"request","id":{row}'
+            yield f'{{"ph":"s",{head},"pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f}}}'
+            admit, first, last = (int(place[k]) for place in places)
+            steps = [(int(first_worker[k]), admit)]
+            for place in (first, last):
+                if place != steps[-1][1]:
+                    steps.append((int(last_worker[k]), place))
+            for i, (worker, place) in enumerate(steps):
+                kind = '"ph":"f","bp":"e"' if i == len(steps) - 1 else '"ph":"t"'
+                yield f'{{{kind},{head},"pid":{worker + 2},"tid":1,"ts":{middle[place]:.3f}}}'
+        seen += len(rows)
+
+
+def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,
+            log: _Log) -> tuple[NDArray[np.int64], ...]:
+    """Of the requests of a part that are all in the log: row, first and last worker, and the three log entries."""
+    last_worker = worker_numbers(columns["decode_worker_idx"][part], timeline.pools, "decode")
+    first_worker = last_worker
+    if "prefill" in timeline.pools:
+        first_worker = worker_numbers(columns["prefill_worker_idx"][part], timeline.pools, "prefill")
+    admit = log.find(first_worker, columns["first_admit_ms"][part], starts=True)
+    first = log.find(last_worker, columns["first_token_ms"][part], starts=False)
+    last = log.find(last_worker, columns["last_token_ms"][part], starts=False)
+    kept = np.flatnonzero((admit >= 0) & (first >= 0) & (last >= 0))
+    return kept + part.start, first_worker[kept], last_worker[kept], admit[kept], first[kept], last[kept]
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from ..report import plain, read_report_json
 from ..timeline import Timeline
+from .parts import PART, counted, parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,10 +61,7 @@ def run_data(simulation: Simulation, name: str, provenance: Mapping[str, Any]) -
     data: RunData = {
         "format": FORMAT, "name": name, "provenance": plain(provenance), "report": plain(simulation.report),
         "time_per_token": time_per_token(columns, simulation.report), "sla": plain(simulation.meta.get("sla", {})),
-        "attainment": _attainment(columns, simulation.meta.get("sla", {})),
-        "cdf": {key: _cdf(columns[column][~np.isnan(columns[column])]) for key, column in _COLUMNS.items()}}
-    ended = columns["e2e_latency_ms"][columns["terminal_status"] == "completed"]
-    data["cdf"]["e2e_latency_ms"] = _cdf(ended[~np.isnan(ended)])
+        "attainment": _attainment(columns, simulation.meta.get("sla", {})), "cdf": _cdfs(columns)}
     if simulation.gaps is not None:
         data["cdf"]["itl_ms"] = _cdf_of_bins(*simulation.gaps)
     if timeline is not None:
@@ -74,33 +72,39 @@ def run_data(simulation: Simulation, name: str, provenance: Mapping[str, Any]) -
 
 def time_per_token(columns: Mapping[str, NDArray[Any]], report: Mapping[str, Any]) -> list[float | None]:
     """The means of `definitions.TIME_PER_TOKEN`, in its order, ms."""
-    tokens = columns["output_tokens"].astype(np.float64)
-    span = columns["last_token_ms"] - columns["first_token_ms"]
-    several = tokens > 1
-    gaps = float((tokens[several] - 1).sum())
-    whole = columns["e2e_latency_ms"] / np.maximum(tokens, 1)
-    whole = whole[(tokens > 0) & ~np.isnan(whole)]
+    span = gaps = whole = count = 0.0
+    for part in parts(len(columns["row"])):
+        tokens = columns["output_tokens"][part].astype(np.float64)
+        several = tokens > 1
+        span += float((columns["last_token_ms"][part] - columns["first_token_ms"][part])[several].sum())
+        gaps += float((tokens[several] - 1).sum())
+        latency = columns["e2e_latency_ms"][part]
+        served = (tokens > 0) & ~np.isnan(latency)
+        whole += float((latency[served] / tokens[served]).sum())
+        count += float(np.count_nonzero(served))
     per_request = report.get("mean_tpot_ms")
-    return [per_request, report.get("mean_itl_ms"), float(span[several].sum()) / gaps if gaps else None, per_request,
-            float(whole.mean()) if len(whole) else None]
+    return [per_request, report.get("mean_itl_ms"), span / gaps if gaps else None, per_request,
+            whole / count if count else None]
 
 
 def _attainment(columns: Mapping[str, NDArray[Any]], sla: Mapping[str, float | None]) -> dict[str, dict[str, float]]:
     """For each bound that is set, and for all of them together: requests that keep it, of how many."""
-    done = columns["terminal_status"] == "completed"
-    good = done.copy()
-    out: dict[str, dict[str, float]] = {}
-    # A request with one token has no gap that could be too long.
-    values = {"ttft_ms": columns["ttft_ms"], "itl_ms": np.where(columns["output_tokens"] > 1, columns["itl_ms"], 0.0),
-              "e2e_ms": columns["e2e_latency_ms"]}
-    for name, bound in sla.items():
-        if bound is not None:
+    bounds = {name: float(bound) for name, bound in sla.items() if bound is not None}
+    total = len(columns["row"])
+    good = dict.fromkeys([*bounds, "all"], 0)
+    for part in parts(total) if bounds else ():
+        every = columns["terminal_status"][part] == "completed"
+        done = every.copy()
+        # A request with one token has no gap that could be too long.
+        values = {"ttft_ms": columns["ttft_ms"][part], "e2e_ms": columns["e2e_latency_ms"][part],
+                  "itl_ms": np.where(columns["output_tokens"][part] > 1, columns["itl_ms"][part], 0.0)}
+        for name, bound in bounds.items():
             kept = done & (values[name] <= bound)
-            good &= kept
-            out[name] = {"bound": float(bound), "good": int(kept.sum()), "of": len(done)}
-    if out:
-        out["all"] = {"bound": math.nan, "good": int(good.sum()), "of": len(done)}
-    return plain(out)                          # type: ignore[no-any-return]
+            every &= kept
+            good[name] += int(np.count_nonzero(kept))
+        good["all"] += int(np.count_nonzero(every))
+    return {name: {"bound": bounds.get(name, 0.0), "good": number, "of": total} for name, number in good.items()
+            } if bounds else {}
 
 
 def _packed(values: FloatArray) -> dict[str, str]:
@@ -108,12 +112,24 @@ def _packed(values: FloatArray) -> dict[str, str]:
     return {"dtype": "f4", "bdata": base64.b64encode(values.astype("<f4").tobytes()).decode()}
 
 
-def _cdf(values: FloatArray) -> dict[str, Any]:
-    n = len(values)
+def _cdfs(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """CDFs of the per-request latencies."""
+    out = {key: _cdf(len(columns["row"]), columns[column].__getitem__) for key, column in _COLUMNS.items()}
+    status, latency = columns["terminal_status"], columns["e2e_latency_ms"]
+    out["e2e_latency_ms"] = _cdf(len(status), lambda part: latency[part][status[part] == "completed"])
+    return out
+
+
+def _cdf(total: int, take: Callable[[slice], FloatArray]) -> dict[str, Any]:
+    """CDF of what `take` gives of each slice: from the sorted values, or of a long run from bins of 1.6 %."""
+    if total > PART:
+        return _cdf_of_bins(*counted(take(part) for part in parts(total)))
+    values = take(slice(0, total))
+    ordered = np.sort(values[~np.isnan(values)])
+    n = len(ordered)
     if n == 0:
         return {"samples": 0}
-    ordered = np.sort(values)
-    tail = n - 1 - np.geomspace(1, n, 64).astype(np.int64) + 1
+    tail = n - np.geomspace(1, n, 64).astype(np.int64)
     ranks = np.unique(np.concatenate([np.linspace(0, n - 1, CDF_POINTS).astype(np.int64), tail]))
     return {"samples": n, "x": _packed(ordered[ranks]), "y": _packed((ranks + 1) / n)}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .definitions import TIME_PER_TOKEN
+from .parts import parts
 from .run import time_per_token
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["sparkline", "summary_lines"]
 
 WIDTH = 60
-_NEEDED = {"arrival_time_ms", "first_token_ms", "last_token_ms", "e2e_latency_ms", "output_tokens"}
+_NEEDED = {"row", "arrival_time_ms", "first_token_ms", "last_token_ms", "e2e_latency_ms", "output_tokens"}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,23 +56,30 @@ def _loads(columns: dict[str, NDArray[Any]], duration: float,
     """Arrivals, requests in the system, and output tokens, in `width` bins of the duration."""
     edges = np.linspace(0.0, max(duration, 1e-9), width + 1)
     seconds = max(duration / width / 1000.0, 1e-12)
-    arrival, last = columns["arrival_time_ms"], columns["last_token_ms"]
-    ended = ~np.isnan(last)
-    arrivals = np.histogram(arrival, edges)[0] / seconds
-    # In the system: exact mean over each bin, from the integral of arrivals less endings.
-    inside = (_integral(arrival[ended], edges) - _integral(last[ended], edges)) / (seconds * 1000.0)
-    done = np.histogram(last[ended], edges, weights=columns["output_tokens"][ended])[0] / seconds
-    return [("Arrivals", arrivals, "requests/s"), ("In the system", inside, "requests"),
-            ("Output, by ending", done, "tokens/s")]
+    count, time, tokens = (np.zeros((2, width + 2)) for _ in range(3))     # of arrivals and of endings
+    arrivals = np.zeros(width + 2)
+    for part in parts(len(columns["row"])):
+        arrival, last = columns["arrival_time_ms"][part], columns["last_token_ms"][part]
+        arrivals += np.bincount(np.searchsorted(edges, arrival), minlength=width + 2)
+        ended = ~np.isnan(last)
+        for i, at in enumerate((arrival[ended], last[ended])):
+            place = np.searchsorted(edges, at)
+            count[i] += np.bincount(place, minlength=width + 2)
+            time[i] += np.bincount(place, at, minlength=width + 2)
+            tokens[i] += np.bincount(place, columns["output_tokens"][part][ended], minlength=width + 2)
+    # In the system: the mean over each bin of arrivals less endings, from the integral of both.
+    passed = np.cumsum(count, axis=1)[:, :-1] * edges - np.cumsum(time, axis=1)[:, :-1]
+    inside = np.diff(passed[0] - passed[1]) / (seconds * 1000.0)
+    return [("Arrivals", _bins(arrivals) / seconds, "requests/s"),
+            ("In the system", np.maximum(inside, 0.0), "requests"),
+            ("Output, by ending", _bins(tokens[1]) / seconds, "tokens/s")]
 
 
-def _integral(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Over each bin, the integral of how many of `times` have passed."""
-    ordered = np.sort(times)
-    sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    passed = np.searchsorted(ordered, edges, side="right")
-    area = passed * edges - sums[passed]
-    return np.diff(area)
+def _bins(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts by the edge that follows a value, as counts by bin: what is at 0 belongs to the first."""
+    inner: NDArray[np.float64] = counts[1:-1].copy()
+    inner[0] += counts[0]
+    return inner
 
 
 def _duration(ms: float) -> str:
