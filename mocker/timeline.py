@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SERIES", "Recording", "Timeline"]
 
-_MAX_CELLS = 1 << 20               # 80 bytes each
+_MAX_CELLS = 1 << 18               # 80 bytes each, and some hundred in the series made of them
 _AUTO_BINS = 1024
 _ROWS = 1 << 17
 
@@ -224,8 +224,12 @@ def _ratio(above: FloatArray, below: FloatArray) -> FloatArray:
 
 
 def worker_numbers(index: NDArray[Any], pools: list[str], pool: str) -> NDArray[np.int64]:
-    """Numbers of workers in a timeline from their numbers in their pool; one aggregated worker has no number."""
+    """Numbers of workers in a timeline from their numbers in a pool, -1 for none; "decode" is also "aggregated".
+
+    In a run of one worker nobody says which it was.
+    """
     if len(pools) == 1:
         return np.zeros(len(index), np.int64)
-    offset = pools.index(pool) if pool in pools else 0
-    return np.where(index >= 0, index + offset, -1).astype(np.int64)
+    of_pool = [w for w, name in enumerate(pools) if name == pool or (pool == "decode" and name == "aggregated")]
+    numbers: NDArray[np.int64] = np.array([*of_pool, -1], np.int64)[np.maximum(index, -1)]
+    return numbers

@@ -277,6 +277,17 @@ def test_compare_command(run, tmp_path, capsys, monkeypatch):
         (tmp_path / "bad.json").write_text(bad)
         assert main(["compare", "a.json", "bad.json"]) == 2
         assert text in capsys.readouterr().err
+    hostile = {"num_requests": 3, "samples": [1], "stalled": "x", "mean_ttft_ms": "fast", "p99_ttft_ms": [1],
+               "duration_ms": 1e400, "completed_requests": True, "mean_itl_ms": None, "request_throughput_rps": -1e300}
+    (tmp_path / "odd.json").write_text(json.dumps(hostile))
+    assert main(["compare", "a.json", "odd.json", "--report-html", "odd.html"]) == 0
+    page = (tmp_path / "a.html").read_text()
+    for old, new, text in (
+            ('"provenance":{', '"provenance":[1],"x":{', "provenance"), ('"format":1', '"format":9', "newer"),
+            ('[{"format"', '[[{"format"', "cannot be read"), ('"report":{', '"repart":{', "cannot be read")):
+        (tmp_path / "bad.html").write_text(page.replace(old, new, 1))
+        assert main(["compare", "a.json", "bad.html"]) == 2
+        assert text in capsys.readouterr().err
     (tmp_path / "bad.html").write_text("<html></html>")
     assert main(["compare", "a.json", "bad.html"]) == 2 and "bad.html: not a page" in capsys.readouterr().err
     assert main(["compare", "a.json", "missing.json"]) == 2 and "missing.json" in capsys.readouterr().err

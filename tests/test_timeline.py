@@ -133,3 +133,11 @@ def test_gap_histogram_agrees_with_the_report(trace):
 def test_bad_recordings_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Recording(**bad)
+
+
+def test_workers_by_pool():
+    pools = ["decode", "prefill", "decode", "prefill"]
+    assert timeline.worker_numbers(np.array([1, 0, -1], np.int32), pools, "decode").tolist() == [2, 0, -1]
+    assert timeline.worker_numbers(np.array([1, 0, -1], np.int32), pools, "prefill").tolist() == [3, 1, -1]
+    assert timeline.worker_numbers(np.array([1]), ["aggregated"] * 2, "decode").tolist() == [1]
+    assert timeline.worker_numbers(np.array([-1, -1]), ["aggregated"], "decode").tolist() == [0, 0]

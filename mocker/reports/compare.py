@@ -37,7 +37,7 @@ class Difference(NamedTuple):
         if self.verdict == "same":
             return "="
         delta = self.after - self.before
-        size = f"{abs(delta):,.0f}" if float(delta).is_integer() else f"{abs(delta):,.4g}"
+        size = f"{abs(delta):,.0f}" if float(delta).is_integer() and abs(delta) < 1e15 else f"{abs(delta):,.4g}"
         share = self.relative
         per_cent = "" if share is None else f" ({share:+.2%})"
         return f"{'▲' if delta > 0 else '▼'} {size}{per_cent}"
@@ -120,4 +120,6 @@ def format_differences(rows: list[Difference], before: str, after: str, *, every
 def _text(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:,.4f}"
+    if abs(value) >= 1e15:
+        return f"{value:.6g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4f}"

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report import write_atomically
+from ..report import plain, write_atomically
 from .compare import compare_reports
 from .definitions import DISTRIBUTIONS, OUTCOMES, STATISTICS, TIME_PER_TOKEN, TOTALS
 from .run import RunData, run_data
@@ -61,7 +61,7 @@ def write_page(path: str | os.PathLike[str], runs: Sequence[RunData]) -> Path:
     """Write the report of runs that are already gathered (see `run_data` and `read_run`)."""
     library = _plotly()
     names = ", ".join(run["name"] for run in runs)
-    data = json.dumps(runs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(plain(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{escape(f'{_TITLE}: {names}')}</title>\n<style>\n{_text('page.css')}</style>\n</head>\n<body>\n")
@@ -133,7 +133,9 @@ def number(value: object) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return escape(str(value))
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+    if abs(value) >= 1e15:
+        return f"{value:.6g}"
+    if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.3f}" if abs(value) >= 1 else f"{value:.4g}"
 
@@ -184,7 +186,7 @@ def _distributions(runs: Sequence[RunData]) -> str:
         name = key.removesuffix("_ms")
         for run in runs:
             report = run["report"]
-            samples = (report.get("samples") or {}).get(name)
+            samples = report["samples"].get(name) if isinstance(report.get("samples"), dict) else None
             label = escape(f"{metric.title} ({metric.unit})")
             rows.append([label if run is runs[0] else "", escape(run["name"]), number(samples),
                          *(number(report.get(f"{statistic}_{key}")) for statistic in STATISTICS)])
@@ -195,11 +197,15 @@ def _distributions(runs: Sequence[RunData]) -> str:
 
 
 def _time_per_token(runs: Sequence[RunData]) -> str:
-    rows = [[escape(name), *(number((run.get("time_per_token") or [None] * len(TIME_PER_TOKEN))[i]) for run in runs),
+    rows = [[escape(name), *(number(_nth(run.get("time_per_token"), i)) for run in runs),
              f'<span class="def">{escape(definition)}</span>', f'<span class="def">{escape(who)}</span>']
             for i, (name, definition, who) in enumerate(TIME_PER_TOKEN)]
     return _note("Tools disagree about what TPOT and ITL mean. Means, in ms:") + _table(
         ["name here", *_names(runs), "definition", "remarks"], rows)
+
+
+def _nth(values: Any, i: int) -> Any:
+    return values[i] if isinstance(values, list) and i < len(values) else None
 
 
 def _comparison(runs: Sequence[RunData]) -> str:
@@ -216,7 +222,7 @@ def _comparison(runs: Sequence[RunData]) -> str:
 def _outcomes(runs: Sequence[RunData]) -> str:
     rows = [[name.replace("_", " "), *(number(run["report"].get(f"{name}_requests", 0)) for run in runs),
              f'<span class="def">{escape(meaning)}</span>'] for name, meaning in OUTCOMES.items()]
-    rows.append(["stalled", *(number(len(run["report"].get("stalled") or [])) for run in runs),
+    rows.append(["stalled", *(number(len(_stuck(run))) for run in runs),
                  '<span class="def">of the incomplete ones, those that could never have gone on</span>'])
     for key, title, meaning in (("clamped_requests", "clamped", "output limit cut to what the KV pool can hold"),
                                 ("shortened_prompts", "shortened", "prompt cut to what its hash ids cover")):
@@ -247,11 +253,17 @@ def _attainment(runs: Sequence[RunData]) -> str:
         "none and keeps the bound.")
 
 
+def _stuck(run: RunData) -> list[Any]:
+    found = run["report"].get("stalled")
+    return found if isinstance(found, list) else []
+
+
 def _stalled(runs: Sequence[RunData]) -> str:
     rows = []
     for run in runs:
-        for entry in (run["report"].get("stalled") or [])[:_STALLED_SHOWN]:
-            rows.append([escape(run["name"]), escape(", ".join(f"{k} {v}" for k, v in entry.items()))])
+        for entry in _stuck(run)[:_STALLED_SHOWN]:
+            text = ", ".join(f"{k} {v}" for k, v in entry.items()) if isinstance(entry, dict) else str(entry)
+            rows.append([escape(run["name"]), escape(text)])
     return f"<h3>Stalled requests</h3>{_table(['run', 'request'], rows, text_columns=2)}" if rows else ""
 
 

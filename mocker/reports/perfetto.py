@@ -135,6 +135,11 @@ def _counters(timeline: Timeline) -> Iterator[str]:
         values: list[list[float]] = (np.add.reduceat(timeline.series[name] * span, edges, axis=1) / length).tolist()
         return values
 
+    if timeline.router_queue.any():
+        queued = np.add.reduceat(timeline.router_queue * span, edges) / length
+        for at, value in zip(times, queued.tolist(), strict=True):
+            yield (f'{{"ph":"C","pid":{ARRIVALS},"ts":{at:.3f},"name":"kept back by the router",'
+                   f'"args":{{"requests":{value:.3f}}}}}')
     running, waiting = means("running"), means("waiting")
     used, cached = means("kv_used_blocks"), means("kv_cached_blocks")
     for w in range(len(timeline.workers)):

@@ -209,6 +209,11 @@ def read_run(path: str | Path) -> list[RunData]:
             raise ValueError("no list of runs")
         if any(run["format"] > FORMAT for run in runs):
             raise ValueError("written by a newer version of this program")
+        for run in runs:
+            run["name"] = str(run["name"])
+            for key in ("provenance", "attainment", "cdf", "series"):
+                if not isinstance(run.get(key, {}), dict):
+                    raise ValueError(f"{key} is no object")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: the data in the page cannot be read: {error}") from None
     return runs

@@ -59,7 +59,8 @@ def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
     except ImportError as error:
         raise ImportError("a .parquet file needs pyarrow, which is not installed: pip install 'mocker-llm[parquet]'; "
                           "or use .csv") from error
-    table = pa.table({key: pa.array(values, from_pandas=True) for key, values in columns.items()})
+    arrays = {key: pa.array(values, from_pandas=True) for key, values in columns.items()}
+    table = pa.table({key: array.dictionary_encode() if key == "pool" else array for key, array in arrays.items()})
     with write_atomically(path) as file:
         pq.write_table(table, file, compression="zstd")
     return Path(path)
