@@ -101,3 +101,12 @@ def test_every_metric_and_series_is_defined():
         assert f"| `{name}` | {meaning} |" in text, name
     for name, definition, remarks in TIME_PER_TOKEN:
         assert f"| {name} | {definition} | {remarks} |" in text, name
+
+
+def test_examples_of_the_help_run(folder, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    examples = re.findall(r"^  (mocker .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 4
+    for example in examples:
+        assert main(shlex.split(example)[1:]) == 0, example

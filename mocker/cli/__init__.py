@@ -30,6 +30,12 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
 }
 
+_EXAMPLES = """\
+  mocker replay trace.jsonl --num-workers 4 --report-html run.html
+  mocker replay trace.jsonl --num-workers 4 --router-mode kv_router --report-html routed.html
+  mocker compare run.html routed.html
+  mocker sweep trace.jsonl --grid num_workers=2,4,8"""
+
 
 def main(argv: Sequence[str] | None = None, prog: str = "mocker") -> int:
     """Run the command ``mocker``.
@@ -55,7 +61,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "mocker") -> int:
         prog=prog,
         usage=f"{prog} [-h] [--version] COMMAND ...",
         description="Simulates LLM serving engines without a GPU.",
-        epilog=f"commands:\n{commands}\n\n{prog} COMMAND --help tells more.",
+        epilog=f"commands:\n{commands}\n\nexamples:\n{_EXAMPLES}\n\n{prog} COMMAND --help tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"mocker {__version__}")

@@ -74,7 +74,7 @@ def _stream(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if not os.fspath(path).endswith(".gz"):
         yield file
         return
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as stream:
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as stream:
         yield cast("BinaryIO", stream)
 
 
@@ -105,21 +105,24 @@ def _named(what: str, process: int, thread: int, name: str) -> str:
 
 
 def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[str]:
-    names = ("worker", "start_ms", "end_ms", "passes", "running", "waiting", "prefills", "batch_tokens",
-             "prompt_tokens", "output_tokens", "used", "cached", "admitted", "completed", "preemptions")
-    for (worker, start, end, count, running, waiting, prefills, batch, prompt, output, used, cached, admitted,
-         completed, preempted) in zip(*(passes[name].tolist() for name in names), strict=True):
-        decodes = running - prefills
-        parts = ([f"prefill {prefills:.0f}"] if prefills else []) + ([f"decode {decodes:.0f}"] if decodes > 0 else [])
-        name = " + ".join(parts) or "empty"
+    counts = ("worker", "passes", "running", "waiting", "prefills", "batch_tokens", "prompt_tokens", "output_tokens",
+              "used", "cached", "admitted", "completed", "preemptions")
+    columns = [np.rint(passes[name]).astype(np.int64).tolist() for name in counts]
+    times = [np.round(values * 1000.0, 3).tolist() for values in (passes["start_ms"],
+                                                                  passes["end_ms"] - passes["start_ms"])]
+    for (start, length, worker, count, running, waiting, prefills, batch, prompt, output, used, cached, admitted,
+         completed, preempted) in zip(*times, *columns, strict=True):
+        if prefills:
+            name = f"prefill {prefills} + decode {running - prefills}" if running > prefills else f"prefill {prefills}"
+        else:
+            name = f"decode {running}" if running else "empty"
         if count > 1:
-            name = f"{count:.0f} x {name}"
-        yield (f'{{"ph":"X","name":"{name}","cat":"pass","pid":{worker + 2},"tid":1,"ts":{start * 1000:.3f},'
-               f'"dur":{(end - start) * 1000:.3f},"args":{{"passes":{count:.0f},"requests":{running:.0f},'
-               f'"prefills":{prefills:.0f},"waiting":{waiting:.0f},"batch_tokens":{batch:.0f},'
-               f'"prompt_tokens":{prompt:.0f},"output_tokens":{output:.0f},"kv_used_blocks":{used:.1f},'
-               f'"kv_cached_blocks":{cached:.1f},"admitted":{admitted:.0f},"completed":{completed:.0f},'
-               f'"preempted":{preempted:.0f}}}}}')
+            name = f"{count} x {name}"
+        yield (f'{{"ph":"X","name":"{name}","cat":"pass","pid":{worker + 2},"tid":1,"ts":{start},"dur":{length},'
+               f'"args":{{"passes":{count},"requests":{running},"prefills":{prefills},"waiting":{waiting},'
+               f'"batch_tokens":{batch},"prompt_tokens":{prompt},"output_tokens":{output},"kv_used_blocks":{used},'
+               f'"kv_cached_blocks":{cached},"admitted":{admitted},"completed":{completed},'
+               f'"preempted":{preempted}}}}}')
 
 
 def _counters(timeline: Timeline) -> Iterator[str]:
