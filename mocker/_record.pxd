@@ -78,4 +78,3 @@ cdef Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil
 
 cdef class Recorder:
     cdef Timeline t
-    cdef readonly double interval_ms     # as asked for; `width` may be a multiple

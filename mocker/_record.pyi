@@ -7,7 +7,6 @@ CELL_FIELDS: tuple[str, ...]
 PASS_FIELDS: tuple[str, ...]
 
 class Recorder:
-    interval_ms: float
     def __init__(self, interval_ms: float, bins: int, passes: int = 0, start_ms: float = 0.0,
                  end_ms: float = ..., window_ms: float = 1000.0) -> None: ...
     @property

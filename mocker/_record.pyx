@@ -238,7 +238,7 @@ cdef class Recorder:
             raise ValueError(f"interval and window must be positive and finite, got {interval_ms} and {window_ms} ms")
         if bins < 2 or bins % 2 or passes < 0:
             raise ValueError(f"bins must be even and positive, passes not negative; got {bins} and {passes}")
-        self.interval_ms = self.t.width = interval_ms
+        self.t.width = interval_ms
         self.t.bins, self.t.log_limit, self.t.stride, self.t.window = bins, passes, 1, window_ms
         self.t.log_from, self.t.log_until = start_ms, end_ms
         self.t.queued = <double*>calloc(bins, sizeof(double))

@@ -7,6 +7,7 @@ was no sample. A report may carry further keys behind those (see `problem_lines`
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import numbers
@@ -23,6 +24,7 @@ __all__ = [
     "REPORT_KEYS",
     "STATISTICS",
     "TITLE",
+    "compressed",
     "format_report_table",
     "format_value",
     "order_report",
@@ -213,6 +215,16 @@ def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def compressed(file: BinaryIO, path: str | os.PathLike[str], level: int = 6) -> Iterator[BinaryIO]:
+    """Yield `file`, or a gzip stream into it if the name of `path` says so (no time stamp: equal runs, equal bytes)."""
+    if not os.fspath(path).endswith(".gz"):
+        yield file
+        return
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as stream:
+        yield cast("BinaryIO", stream)
 
 
 def write_report_json(report: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> Path:

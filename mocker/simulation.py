@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import html
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mocker.report import TABLE_COLUMNS, TITLE, format_report_table, problem_lines, table_rows, write_atomically
+from mocker.report import (
+    TABLE_COLUMNS,
+    TITLE,
+    compressed,
+    format_report_table,
+    problem_lines,
+    table_rows,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -192,7 +198,7 @@ class Simulation:
         template = "{" + ",".join(json.dumps(key).replace("%", "%%") + ":" + fields[key] for key in keys) + "}\n"
         filled = [key for key in keys if fields[key] == "%s"]
         total = self._num_rows if rows is None else len(rows)
-        with write_atomically(path) as raw, _compressed(raw, path) as file:
+        with write_atomically(path) as raw, compressed(raw, path) as file:
             for start in range(0, total, _CHUNK_ROWS):
                 chunk = slice(start, min(start + _CHUNK_ROWS, total))
                 index = chunk if rows is None else rows[chunk]
@@ -331,13 +337,3 @@ def _json_texts(column: NDArray[Any]) -> list[str]:
 
 def _to_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-@contextlib.contextmanager
-def _compressed(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yield `file`, or a gzip stream into it if the name of `path` says so (no time stamp: equal runs, equal bytes)."""
-    if not os.fspath(path).endswith(".gz"):
-        yield file
-        return
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as stream:
-        yield cast("BinaryIO", stream)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DISTRIBUTIONS", "OUTCOMES", "STATISTICS", "TOTALS", "Metric", "better", "describe"]
+__all__ = ["DISTRIBUTIONS", "OUTCOMES", "STATISTICS", "TIME_PER_TOKEN", "TOTALS", "Metric", "describe"]
 
 
 class Metric(NamedTuple):
@@ -108,9 +108,3 @@ def describe(key: str) -> Metric | None:
         return Metric(key.removesuffix("_requests").replace("_", " ").capitalize(), "",
                       OUTCOMES[key.removesuffix("_requests")], -1)
     return None
-
-
-def better(key: str) -> int:
-    """1 if more is better, -1 if less is, 0 if neither or unknown."""
-    metric = describe(key)
-    return 0 if metric is None else metric.better

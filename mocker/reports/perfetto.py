@@ -6,17 +6,15 @@ and the pass of its first token to its last pass. Times are microseconds of simu
 """
 from __future__ import annotations
 
-import contextlib
-import gzip
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report import write_atomically
+from ..report import compressed, write_atomically
 from ..timeline import Timeline, worker_numbers
 from .parts import parts
 
@@ -59,7 +57,7 @@ def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
     window, stride = timeline.sampling
     note = {"clock": "simulated time", "passes": "all" if stride == 1 else
             f"those that begin in every {stride}th window of {window:g} ms"}
-    with write_atomically(path) as raw, _stream(raw, path) as file:
+    with write_atomically(path) as raw, compressed(raw, path, 1) as file:
         file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(note)},"traceEvents":[\n'.encode())
         first = True
         for chunk in _chunks(_events(simulation, timeline, timeline.passes)):
@@ -67,15 +65,6 @@ def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
             first = False
         file.write(b"\n]}\n")
     return Path(path)
-
-
-@contextlib.contextmanager
-def _stream(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    if not os.fspath(path).endswith(".gz"):
-        yield file
-        return
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as stream:
-        yield cast("BinaryIO", stream)
 
 
 def _chunks(events: Iterator[str]) -> Iterator[list[str]]:

@@ -1,19 +1,17 @@
 """Time series as a CSV or Parquet file."""
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
 import importlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report import write_atomically
+from ..report import compressed, write_atomically
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +68,7 @@ def write_csv(path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]],
               missing: Mapping[str, NDArray[np.bool_]] | None = None) -> Path:
     """Write columns of one length as CSV, compressed if the name ends in ``.gz``; NaN and `missing` cells are empty."""
     total = len(next(iter(columns.values()), ()))
-    with write_atomically(path) as raw, _stream(raw, path) as stream:
+    with write_atomically(path) as raw, compressed(raw, path, 1) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
@@ -91,12 +89,3 @@ def _cells(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> list[Any]
         for i in np.flatnonzero(gaps).tolist():
             cells[i] = None
     return cells
-
-
-@contextlib.contextmanager
-def _stream(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    if not os.fspath(path).endswith(".gz"):
-        yield file
-        return
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0) as stream:
-        yield cast("BinaryIO", stream)
