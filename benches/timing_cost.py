@@ -2,18 +2,21 @@
 
 usage: python benches/timing_cost.py [ROUNDS]
 
-Best of ROUNDS (default 7). Passes differ in number where times differ, so that the models here are the polynomial
-itself, its parts as a grid, and one that depends on the lengths of the requests.
+Best CPU time of ROUNDS (default 7). Passes differ in number where times differ, so that the models here are the
+polynomial itself, its parts as a grid, and one that depends on the lengths of the requests; and, with the extra `aic`,
+measured kernels.
 """
 from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 
 import numba
 import numpy as np
 
 from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
+from mocker.aic import AicPerfConfig, AicTiming
 from mocker.timing import FormulaTiming, FunctionTiming, GridTiming
 
 POOL = 16384 * 64
@@ -38,6 +41,11 @@ def models() -> dict:
     isl, kv = np.linspace(1, 150_000, 1000), np.linspace(0, POOL, 100)
     grid = GridTiming(isl, prefill(1, isl, 0), kv, [0.0, 150_000.0], np.stack([decode(1, kv, 0)] * 2, 1))
     formula = FormulaTiming((1.650142e01, 1.518344e-02, 4.209989e-07, 0.0), (6.5, 0.05, 0.0, 0.0, 2e-5))
+    measured = {}
+    if find_spec("aiconfigurator_core") is not None:
+        config = AicPerfConfig("vllm", "h200_sxm", "Qwen/Qwen3-32B", 2)
+        measured = {"measured, Qwen3-32B on 2 H200": AicTiming(config),
+                    "measured, interpolated": AicTiming(config, interpolate=True)}
     return {
         "polynomial": None,
         "polynomial as cfuncs, uses_context=False": FunctionTiming(cfunc(prefill), cfunc(decode), uses_context=False),
@@ -50,6 +58,7 @@ def models() -> dict:
         "by length, Python, uses_kv_tokens=False": FunctionTiming(prefill, decode_context, uses_kv_tokens=False),
         "by length, vectorized, uses_kv_tokens=False": FunctionTiming(
             lambda b, t, p: prefill(b, t.astype(float), p), decode_context, vectorized=True, uses_kv_tokens=False),
+        **measured,
     }
 
 
@@ -62,9 +71,9 @@ def main() -> None:
     for turn in range(rounds + 1):
         for name, model in cases.items():
             args = MockEngineArgs(timing_model=model)
-            began = time.perf_counter()
+            began = time.process_time()
             simulate(trace, extra_engine_args=args, num_workers=4)
-            took = time.perf_counter() - began
+            took = time.process_time() - began
             if turn == 0:
                 first[name] = took
             else:
