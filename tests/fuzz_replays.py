@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from record_replays import COLUMNS, HANDOFF_COLUMNS, engines  # noqa: E402
 from test_exact import plain  # noqa: E402
 
-from mocker import simulate  # noqa: E402
+from mocker import Simulation, simulate  # noqa: E402
 
 
 def random_replay(rng: random.Random) -> tuple[list[dict], dict]:
@@ -126,6 +126,29 @@ def compare(result, want: dict) -> str | None:
     return None
 
 
+def against(oracle: str, config: dict, options: dict, path: Path, seed: int) -> tuple[Simulation, str | None] | None:
+    """Our result and how it differs from the reference's; None where the reference has none to compare with."""
+    try:
+        run = subprocess.run([oracle], input=json.dumps(config | {"trace_file": str(path)}) + "\n",
+                             capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return None                # the reference spins
+    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
+    want = json.loads(lines[0]) if lines else {}
+    if "report" not in want:
+        print(f"seed {seed}: reference says {str(want)[:200]}")
+        return None
+    found = None
+    for fast in (True, False):
+        result = simulate(path, compat="reference", fast_forward=fast, router_tie_break="lowest", **options)
+        found = found or compare(result, want)
+    whole = {name: value for name, value in options.items() if name != "max_sim_time_ms"}
+    ended = set(simulate(path, **whole).per_request["terminal_status"])
+    if ended & {"capacity", "over_budget"}:
+        return None                # the reference keeps such a request waiting until the cap
+    return result, found
+
+
 def main() -> None:
     oracle, count = sys.argv[1], int(sys.argv[2])
     first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
@@ -135,25 +158,10 @@ def main() -> None:
         for seed in range(first, first + count):
             rows, config = random_replay(random.Random(f"replay/{seed}"))
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            try:
-                run = subprocess.run([oracle], input=json.dumps(config | {"trace_file": str(path)}) + "\n",
-                                     capture_output=True, text=True, timeout=10)
-            except subprocess.TimeoutExpired:
-                continue           # the reference spins
-            lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
-            want = json.loads(lines[0]) if lines else {}
-            if "report" not in want:
-                print(f"seed {seed}: reference says {str(want)[:200]}")
+            both = against(oracle, config, engines(config), path, seed)
+            if both is None:
                 continue
-            options = engines(config)
-            found = None
-            for fast in (True, False):
-                found = found or compare(simulate(path, compat="reference", fast_forward=fast,
-                                                  router_tie_break="lowest", **options), want)
-            whole = {name: value for name, value in options.items() if name != "max_sim_time_ms"}
-            ended = set(simulate(path, **whole).per_request["terminal_status"])
-            if ended & {"capacity", "over_budget"}:
-                continue           # the reference keeps such a request waiting until the cap
+            found = both[1]
             checked += 1
             if found:
                 bad += 1

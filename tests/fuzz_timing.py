@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,10 +20,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fuzz_replays import compare, random_replay  # noqa: E402
+from fuzz_replays import against, random_replay  # noqa: E402
 from record_replays import COLUMNS, HANDOFF_COLUMNS, digest, engines  # noqa: E402
 
-from mocker import simulate  # noqa: E402
 from mocker.timing import FormulaTiming, FunctionTiming, GridTiming, TimingModel  # noqa: E402
 
 CALLBACKS = 10000
@@ -123,25 +121,10 @@ def main() -> None:
         folder = Path(name)
         for seed in range(first, first + count):
             config, options = case(seed, folder)
-            path = folder / "trace.jsonl"
-            try:
-                run = subprocess.run([oracle], input=json.dumps(config | {"trace_file": str(path)}) + "\n",
-                                     capture_output=True, text=True, timeout=10)
-            except subprocess.TimeoutExpired:
-                continue           # the reference spins
-            lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
-            want = json.loads(lines[0]) if lines else {}
-            if "report" not in want:
-                print(f"seed {seed}: reference says {str(want)[:200]}")
+            both = against(oracle, config, options, folder / "trace.jsonl", seed)
+            if both is None:
                 continue
-            found = None
-            for fast in (True, False):
-                result = simulate(path, compat="reference", fast_forward=fast, router_tie_break="lowest", **options)
-                found = found or compare(result, want)
-            whole = {key: value for key, value in options.items() if key != "max_sim_time_ms"}
-            ended = set(simulate(path, **whole).per_request["terminal_status"])
-            if ended & {"capacity", "over_budget"}:
-                continue           # the reference keeps such a request waiting until the cap
+            result, found = both
             checked += 1
             kept[seed] = rows_digest(result)
             if found:
