@@ -303,15 +303,16 @@ cdef class MemoTable:
 
     cdef int put(self, int64_t first, int64_t second, int64_t third, double ms) except -1:
         cdef Memo* m = self.memo
-        cdef Page* p = memo_page(m.pages, m.mask, first, second, third >> m.shift)
+        cdef Page* p
+        cdef double* slab
         cdef int64_t i, size = (<int64_t>1) << m.shift
+        if (m.used + 1) * 2 > <int64_t>m.mask:
+            self.grow()
+        if m.slab_left < size:
+            slab = <double*>self.take((SLAB if SLAB > size else size) * sizeof(double))
+            m.slab, m.slab_left = slab, SLAB if SLAB > size else size
+        p = memo_page(m.pages, m.mask, first, second, third >> m.shift)   # from here on nobody else gets the GIL
         if p.first == 0:
-            if (m.used + 1) * 2 > <int64_t>m.mask:
-                self.grow()
-                p = memo_page(m.pages, m.mask, first, second, third >> m.shift)
-            if m.slab_left < size:
-                m.slab = <double*>self.take((SLAB if SLAB > size else size) * sizeof(double))
-                m.slab_left = SLAB if SLAB > size else size
             p.ms = m.slab
             m.slab += size
             m.slab_left -= size
@@ -330,6 +331,8 @@ cdef class MemoTable:
         cdef uint64_t i, mask = m.mask * 2 + 1
         cdef Page* pages = <Page*>self.take((mask + 1) * sizeof(Page))
         cdef Page* p
+        if m.mask * 2 + 1 != mask:             # somebody else was faster while memory was fetched
+            return 0
         for i in range(m.mask + 1):
             if m.pages[i].first != 0:
                 p = memo_page(pages, mask, m.pages[i].first, m.pages[i].second, m.pages[i].third)
