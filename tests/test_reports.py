@@ -156,6 +156,30 @@ def test_no_plotly(run, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_workers_that_come_and_go(tmp_path):
+    class More:
+        def initial_tick_ms(self):
+            return 3000.0
+
+        def on_tick(self, metrics):
+            return {"target_prefill": None, "target_decode": min(metrics["active_decode_count"] + 1, 4),
+                    "next_tick_ms": metrics["now_ms"] + 20_000.0}
+
+    run = mocker.simulate(mocker.Trace.load(mocker.sample_trace_path()).head(150), planner=More(),
+                          recording=Recording(passes=100_000))
+    timeline = run.timeline
+    assert len(timeline.workers) > 1 and timeline.series["arrivals"].sum() == 150
+    span = timeline.end_ms - timeline.start_ms
+    inside = (timeline.total("running") + timeline.total("waiting") + timeline.router_queue) @ span
+    assert inside == pytest.approx(run.per_request["e2e_latency_ms"].sum(), rel=1e-9)
+    path = run.write_html(tmp_path / "s.html")
+    (data,) = read_run(path)
+    assert data["scaling"][0] == {"at_ms": 3000.0, "role": "aggregated", "before": 1, "target": 2}
+    assert "Changes of the number of workers" in path.read_text()
+    flows = [e for e in json.loads(write_trace(tmp_path / "t.json", run).read_bytes())["traceEvents"] if e["ph"] == "f"]
+    assert len(flows) == 150
+
+
 # -- the pass trace -------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ __all__ = ["write_html", "write_page"]
 _HERE = Path(__file__).parent
 _TITLE = "mocker report"
 _STALLED_SHOWN = 100
+_EVENTS_SHOWN = 100
 
 
 def write_html(path: str | os.PathLike[str], simulations: Mapping[str, Simulation],
@@ -100,6 +101,8 @@ def _body(runs: Sequence[RunData]) -> Iterable[str]:
     if len(runs) > 1:
         yield _section("comparison", f"Differences to {runs[0]['name']}", _comparison(runs))
     yield _section("outcomes", "How requests ended", _outcomes(runs) + _attainment(runs) + _stalled(runs))
+    if any(run.get("scaling") for run in runs):
+        yield _section("scaling", "Changes of the number of workers", _scaling(runs))
     yield _section("latency", "Latency distributions", _note(
         "Share of the samples that are at most so long. Drag to zoom, double-click to reset.")
         + '<label><input type="checkbox" id="log"> logarithmic</label><div id="cdfs" class="charts"></div>')
@@ -265,6 +268,17 @@ def _stalled(runs: Sequence[RunData]) -> str:
             text = ", ".join(f"{k} {v}" for k, v in entry.items()) if isinstance(entry, dict) else str(entry)
             rows.append([escape(run["name"]), escape(text)])
     return f"<h3>Stalled requests</h3>{_table(['run', 'request'], rows, text_columns=2)}" if rows else ""
+
+
+def _scaling(runs: Sequence[RunData]) -> str:
+    rows = []
+    for run in runs:
+        events = [event for event in run.get("scaling") or [] if isinstance(event, dict)]
+        rows += [[escape(run["name"]), escape(str(event.get("role"))), number((event.get("at_ms") or 0.0) / 1000.0),
+                  number(event.get("before")), number(event.get("target"))] for event in events[:_EVENTS_SHOWN]]
+        if len(events) > _EVENTS_SHOWN:
+            rows.append([escape(run["name"]), f"and {len(events) - _EVENTS_SHOWN:,} more", "", "", ""])
+    return _table(["run", "pool", "at, s", "workers before", "wanted"], rows, text_columns=2)
 
 
 def _time_controls(runs: Sequence[RunData]) -> str:

@@ -62,6 +62,8 @@ def run_data(simulation: Simulation, name: str, provenance: Mapping[str, Any]) -
         "format": FORMAT, "name": name, "provenance": plain(provenance), "report": plain(simulation.report),
         "time_per_token": time_per_token(columns, simulation.report), "sla": plain(simulation.meta.get("sla", {})),
         "attainment": _attainment(columns, simulation.meta.get("sla", {})), "cdf": _cdfs(columns)}
+    if simulation.scaling:
+        data["scaling"] = [plain(vars(event)) for event in simulation.scaling]
     if simulation.gaps is not None:
         data["cdf"]["itl_ms"] = _cdf_of_bins(*simulation.gaps)
     if timeline is not None:
@@ -214,6 +216,8 @@ def read_run(path: str | Path) -> list[RunData]:
             for key in ("provenance", "attainment", "cdf", "series"):
                 if not isinstance(run.get(key, {}), dict):
                     raise ValueError(f"{key} is no object")
+            if not isinstance(run.get("scaling", []), list):
+                raise ValueError("scaling is no list")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: the data in the page cannot be read: {error}") from None
     return runs
