@@ -14,13 +14,10 @@ import logging
 import math
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from importlib.metadata import version
-from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -306,6 +303,8 @@ def model_config_file(model: str) -> str:
     if os.path.isfile(model):
         return model
     if find_spec("aiconfigurator_core") is not None:
+        from importlib.resources import files
+
         path = str(files("aiconfigurator_core") / "model_configs" / f"{model.replace('/', '--')}_config.json")
         if os.path.isfile(path):
             return path
@@ -398,6 +397,8 @@ class AicTiming(TimingModel):
         ValueError
             The file is damaged, or of another configuration or version of the package.
         """
+        from zipfile import BadZipFile
+
         where = os.fspath(path)
         try:
             with open(where, "rb") as file, np.load(file, allow_pickle=False) as data:
@@ -409,10 +410,12 @@ class AicTiming(TimingModel):
                 if keys.shape != (len(times), 3) or not np.isfinite(times).all():
                     raise ValueError("its arrays do not fit each other")
                 table.load(np.ascontiguousarray(keys), np.ascontiguousarray(times))
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ValueError(f"{where}: not a memo of this timing model: {error}; delete it") from None
 
     def _about(self) -> str:
+        from importlib.metadata import version
+
         return f"aiconfigurator-core {version('aiconfigurator-core')}, {self}"
 
     def __reduce__(self) -> tuple[Any, ...]:

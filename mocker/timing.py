@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -144,6 +143,8 @@ class GridTiming(TimingModel):
         OSError
             It cannot be read.
         """
+        from zipfile import BadZipFile  # slow to import, and rarely needed
+
         where = os.fspath(path)
         try:
             with open(where, "rb") as file, np.load(file, allow_pickle=False) as data:
@@ -157,9 +158,9 @@ class GridTiming(TimingModel):
                 for name in cls.ARRAYS:
                     try:
                         arrays.append(data[name])
-                    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+                    except (ValueError, EOFError, BadZipFile) as error:
                         raise ValueError(f"{where}: {name} cannot be read: {error}") from None
-        except (zipfile.BadZipFile, EOFError) as error:
+        except (BadZipFile, EOFError) as error:
             raise ValueError(f"{where}: not an NPZ file: {error}") from None
         except ValueError as error:
             if str(error).startswith(where):
