@@ -31,6 +31,7 @@ from .router_config import KvRouterConfig
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .sglang import SglangCore
 from .simulation import Simulation
+from .synthetic_trace import SyntheticTraceSpec
 from .timeline import Recording
 from .trace import Trace, sample_trace_path
 
@@ -45,10 +46,10 @@ __all__ = [
     "KvManager", "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal",
     "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState",
     "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore",
-    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "Trace", "TraceCollector", "TraceError",
-    "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core",
-    "highest_rate", "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path",
-    "simulate", "sweep",
+    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "SyntheticTraceSpec", "Trace",
+    "TraceCollector", "TraceError", "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__",
+    "compute_block_hash_for_seq", "create_engine_core", "highest_rate", "optimize", "pareto_front",
+    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate", "sweep",
 ]
 
 _ON_USE = {"Between": "search", "highest_rate": "search", "optimize": "search", "pareto_front": "search",

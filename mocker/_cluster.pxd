@@ -1,4 +1,4 @@
-# Data dictionary of the cluster loop: workers on one clock, and the sessions that feed them.
+# Data dictionary of the cluster loop: workers on one clock, and the links between requests that feed them.
 from mocker._common cimport int32_t, int64_t
 from mocker._heap cimport Heap
 from mocker._kv cimport Path
@@ -25,14 +25,19 @@ cdef class Cluster(Workers):
     # (start of a worker, when it was decided, READY + worker + ROUND * round)
     cdef int64_t starts                  # of them starts of workers
     cdef int64_t sequence                # rounds of passes so far
-    cdef Heap ready                      # (ready at, session, turn)
-    cdef const int64_t[::1] turn_offsets       # [sessions + 1] into turn_rows
-    cdef const int64_t[::1] turn_rows          # rows of each session in turn order
-    cdef const int32_t[::1] session_of         # [n]
-    cdef const double[::1] delay               # [n] think time before a row's turn, ms
-    cdef int64_t[::1] next_turn          # [sessions]
-    cdef int64_t sessions
-    cdef int64_t sessions_left
+    cdef Heap ready                      # (ready at, rank, row)
+    cdef const int64_t[::1] roots        # [sessions] row that begins each
+    cdef const int64_t[::1] next_offsets       # [n + 1] into next_rows
+    cdef const int64_t[::1] next_rows          # whom a row's end brings nearer
+    cdef int64_t[::1] ends_due           # [n] ends that a row still waits for
+    cdef const int32_t[::1] rank         # [n] who goes first at the same time
+    cdef const double[::1] delay         # [n] from the last of these ends until a row is ready, ms
+    cdef int64_t rows_left               # not ended
+    cdef Heap cancels                    # (when its client gives up, rank, row)
+    cdef const double[::1] patience      # [n] ms from the arrival, NaN: never
+    cdef bint impatient                  # it is set
+    cdef object grow                     # None, or called with a row whose prompt becomes known when it is ready
+    cdef bint linked                     # `set_links` was called
     cdef int64_t limit_active            # closed loop: sessions at a time; 0: open loop
     cdef int64_t active_sessions
     cdef int64_t next_session
@@ -66,10 +71,15 @@ cdef class Cluster(Workers):
     cdef int scale(self, int role, int64_t target) except -1
     cdef bint deliver(self, int64_t worker, double at) noexcept nogil
     cdef bint activate(self, double now) noexcept nogil
+    cdef double next_cancel(self) noexcept nogil
+    cdef bint cancellations(self, bint* changed) noexcept nogil
+    cdef bint cancel(self, int64_t row, bint* changed) noexcept nogil
+    cdef bint grown(self, int64_t row) noexcept with gil
     cdef bint arrivals(self, double now) noexcept nogil
     cdef bint dispatch(self, int64_t row, double now) noexcept nogil
     cdef bint routed(self, int64_t row, double now) noexcept nogil
-    cdef bint path_of_tokens(self, int64_t row) noexcept with gil
+    cdef bint route_path(self, int64_t row, int64_t block_size) noexcept nogil
+    cdef bint path_of_tokens(self, int64_t row, int64_t block_size) noexcept with gil
     cdef bint placed(self, double now) noexcept nogil
     cdef void late_events(self, int64_t worker) noexcept nogil
     cdef double next_ready(self) noexcept nogil

@@ -4,7 +4,8 @@
 Answers to `replay/offline/{single,agg}.rs` and `loadgen/driver.rs` for round robin. Two ways to the same events:
 `run_lane` simulates one worker of an open-loop replay on its own, since request k goes to worker k mod W whatever
 happens, and fast-forwards it; `run_coupled` is the event loop for workloads whose arrivals depend on completions
-(closed loop, sessions). At one timestamp completions come first, then arrivals, then passes by worker number.
+(closed loop, sessions, requests that wait for others). At one timestamp completions come first, then arrivals, then
+passes by worker number.
 
 Costs: a lane O(passes in which something happens); the loop O(passes) heap operations. Both stop after a given
 number of passes, so that a caller can show progress and be interrupted.
@@ -14,15 +15,15 @@ from libc.stdlib cimport free, malloc
 
 import numpy as np
 
-from mocker._common cimport END_REJECTED, ERR_MEMORY, int32_t, int64_t, uint32_t
+from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, ERR_MEMORY, NIL, int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
 from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport path_free, path_reserve
 from mocker._record cimport timeline_queue
 from mocker._router cimport (
-    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, router_arrival, router_completed, router_drain, router_events,
-    router_prefill_completed)
+    ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, router_arrival, router_cancel, router_completed, router_drain,
+    router_events, router_prefill_completed)
 from mocker._rules cimport RULE_LATE
 from mocker._sglang cimport SglangCore
 from mocker._watch cimport Watch
@@ -56,28 +57,53 @@ cdef class Cluster(Workers):
         free(self.lanes)
         free(self.events.items)
         free(self.ready.items)
+        free(self.cancels.items)
         path_free(&self.scratch)
 
     def set_order(self, const int64_t[::1] order):
         """Open loop of single requests: rows by arrival time (stable)."""
         self.order = order
 
-    def set_sessions(self, const int64_t[::1] turn_offsets, const int64_t[::1] turn_rows,
-                     const int32_t[::1] session_of, const double[::1] delay, int64_t concurrency):
-        """Sessions: rows of each in turn order, think times, and how many may be active (0: open loop)."""
-        cdef int64_t s
-        self.turn_offsets, self.turn_rows, self.session_of, self.delay = turn_offsets, turn_rows, session_of, delay
-        self.sessions = turn_offsets.shape[0] - 1
-        self.next_turn = np.zeros(self.sessions, np.int64)
-        self.sessions_left = self.sessions
+    def set_links(self, const int64_t[::1] roots, const int64_t[::1] next_offsets, const int64_t[::1] next_rows,
+                  waits, const int32_t[::1] rank, const double[::1] delay, int64_t concurrency):
+        """What each request waits for: a number of others, and then a time.
+
+        Parameters
+        ----------
+        roots : array of int64, shape (sessions,)
+            The request that begins each session; closed loop starts sessions in this order.
+        next_offsets, next_rows : arrays of int64, shapes (n + 1,) and (links,)
+            Whom the end of a request brings nearer: of row i those from next_offsets[i] to next_offsets[i + 1].
+        waits : array of int64, shape (n,)
+            How many ends a request waits for; those of none are ready at their arrival time.
+        rank : array of int32, shape (n,)
+            Who goes first of those that are ready at the same time.
+        delay : array of float64, shape (n,)
+            Time from the last of these ends until the request is ready, ms.
+        concurrency : int
+            How many sessions may be active; 0: open loop.
+        """
+        cdef int64_t i
+        self.next_offsets, self.next_rows, self.rank, self.delay, self.roots = (
+            next_offsets, next_rows, rank, delay, roots)
+        self.ends_due = np.array(waits, np.int64)
+        self.linked, self.rows_left = True, self.n
         self.limit_active = concurrency
         if concurrency > 0:
             self.activate(0.0)
             return
-        for s in range(self.sessions):
-            if not heap_push(&self.ready, 0.0 if isnan(self.arrival[turn_rows[turn_offsets[s]]])
-                             else self.arrival[turn_rows[turn_offsets[s]]], s, 0):
+        for i in range(self.n):
+            if self.ends_due[i] == 0 and not heap_push(
+                    &self.ready, 0.0 if isnan(self.arrival[i]) else self.arrival[i], rank[i], i):
                 raise MemoryError
+
+    def set_cancellations(self, const double[::1] after):
+        """When clients give up, ms from the arrival; NaN: never."""
+        self.patience, self.impatient = after, True
+
+    def set_growing(self, grow):
+        """Call `grow(row)` when a row is ready: it writes the prompt and limit of the row into the arrays given."""
+        self.grow = grow
 
     def last_timestamp(self):
         """Newest time that the cluster processed, ms."""
@@ -166,25 +192,29 @@ cdef class Cluster(Workers):
 
     cdef bint activate(self, double now) noexcept nogil:
         """Closed loop: start sessions in order while fewer than the limit are active."""
-        while self.active_sessions < self.limit_active and self.next_session < self.sessions:
-            if not heap_push(&self.ready, now, self.next_session, 0):
+        cdef int64_t row
+        while self.active_sessions < self.limit_active and self.next_session < self.roots.shape[0]:
+            row = self.roots[self.next_session]
+            if not heap_push(&self.ready, now, self.rank[row], row):
                 return False
             self.next_session += 1
             self.active_sessions += 1
         return True
 
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil:
-        """A turn ended (however): its session goes on after its think time, or gives up its place."""
-        cdef int64_t s, turn
-        if self.sessions == 0:             # an open loop, a worker at a time
+        """A request ended (however): those that waited for it come nearer, or its session gives up its place."""
+        cdef int64_t i, other
+        if not self.linked:
             return True
-        s = self.session_of[row]
-        turn = self.next_turn[s]
         self.in_flight -= 1
-        if self.turn_offsets[s] + turn < self.turn_offsets[s + 1]:
-            return heap_push(&self.ready, now + self.delay[self.turn_rows[self.turn_offsets[s] + turn]], s, turn)
-        self.sessions_left -= 1
-        if self.limit_active > 0:
+        self.rows_left -= 1
+        for i in range(self.next_offsets[row], self.next_offsets[row + 1]):
+            other = self.next_rows[i]
+            self.ends_due[other] -= 1
+            if self.ends_due[other] == 0 and not heap_push(
+                    &self.ready, now + self.delay[other], self.rank[other], other):
+                return False
+        if self.limit_active > 0 and self.next_offsets[row] == self.next_offsets[row + 1]:
             self.active_sessions -= 1
             return self.activate(now)
         return True
@@ -197,12 +227,55 @@ cdef class Cluster(Workers):
             if self.limit_active > 0 and self.in_flight >= self.limit_active:
                 break
             turn = heap_pop(&self.ready)
-            row = self.turn_rows[self.turn_offsets[turn.first] + turn.second]
-            self.next_turn[turn.first] = turn.second + 1
+            row = turn.second
             self.in_flight += 1
             self.arrived[row] = now if self.limit_active > 0 else turn.at
+            if (self.impatient and not isnan(self.patience[row]) and not heap_push(
+                    &self.cancels, self.arrived[row] + self.patience[row], self.rank[row], row)):
+                return False
+            if self.grow is not None and not self.grown(row):
+                return False
             if not self.dispatch(row, now):
                 return False
+        return True
+
+    cdef double next_cancel(self) noexcept nogil:
+        """When the next client gives up a request that is still alive; infinity if none does."""
+        while self.cancels.used > 0 and self.collector.rows.terminal[self.cancels.items[0].second] != END_NONE:
+            heap_pop(&self.cancels)
+        return self.cancels.items[0].at if self.cancels.used > 0 else INFINITY
+
+    cdef bint cancellations(self, bint* changed) noexcept nogil:
+        """Requests that their clients give up now; false if memory is short."""
+        while self.next_cancel() <= self.now:
+            if not self.cancel(heap_pop(&self.cancels).second, changed):
+                return False
+        return True
+
+    cdef bint cancel(self, int64_t row, bint* changed) noexcept nogil:
+        """Take a request away from the router or its worker, there when the pass that runs has ended."""
+        cdef int32_t worker = self.worker[row]
+        if worker != NIL:
+            if self.busy[worker]:
+                return heap_push(&self.cancels, self.views[worker].end_ms, self.rank[row], row)
+            if not self.drop(row, worker):
+                return True
+            if self.route != NULL:
+                router_completed(self.route, row, self.now)
+        elif self.route != NULL and not router_cancel(self.route, row):
+            return True
+        changed[0] = True
+        self.collector.rows.terminal[row] = END_CANCELED
+        self.ended += 1
+        return self.turn_ended(row, self.now) and (
+            self.route == NULL or self.route.queued == 0 or self.placed(self.now))
+
+    cdef bint grown(self, int64_t row) noexcept with gil:
+        """Let the prompt of a row become known; false if memory is short."""
+        try:
+            self.grow(row)
+        except MemoryError:
+            return False
         return True
 
     cdef bint dispatch(self, int64_t row, double now) noexcept nogil:
@@ -224,17 +297,14 @@ cdef class Cluster(Workers):
             row = self.held[self.held_first]
             self.held_first = (self.held_first + 1) % self.n
             self.n_held -= 1
-            if not self.dispatch(row, self.now):
+            if self.collector.rows.terminal[row] == END_NONE and not self.dispatch(row, self.now):
                 return False
         return True
 
     cdef bint routed(self, int64_t row, double now) noexcept nogil:
         """Ask the router about an arrival; it may be queued there."""
         cdef int32_t worker
-        if self.paths is None:
-            if not self.path_of_tokens(row):
-                return False
-        elif self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // self.route.block_size)) != 0:
+        if not self.route_path(row, self.route.block_size):
             return False
         worker = router_arrival(self.route, row, &self.scratch, self.prompt[row],
                                 self.priority[row] if self.ranked else 0,
@@ -253,15 +323,20 @@ cdef class Cluster(Workers):
             self.saw_admission(self.route.last_overlap, self.prompt[row])
         return self.submit(row, worker)
 
-    cdef bint path_of_tokens(self, int64_t row) noexcept with gil:
+    cdef bint route_path(self, int64_t row, int64_t block_size) noexcept nogil:
+        """Write the path that a router looks at into `scratch`; false if memory is short."""
+        if self.paths is None:
+            return self.path_of_tokens(row, block_size)
+        return self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // block_size)) == 0
+
+    cdef bint path_of_tokens(self, int64_t row, int64_t block_size) noexcept with gil:
         """Path of a request of real tokens: an element a block, named by its sequence hash."""
         cdef const uint32_t[::1] prompt = self.tokens(row)[0]
-        cdef int32_t i, full = <int32_t>(prompt.shape[0] // self.route.block_size)
+        cdef int32_t i, full = <int32_t>(prompt.shape[0] // block_size)
         if path_reserve(&self.scratch, full + 1, True, 0) != 0:
             return False
         if full:
-            hash_blocks(&prompt[0], full, <size_t>self.route.block_size, False, 0, self.scratch.local,
-                        self.scratch.keys)
+            hash_blocks(&prompt[0], full, <size_t>block_size, False, 0, self.scratch.local, self.scratch.keys)
         for i in range(full):
             self.scratch.ends[i] = i + 1
         self.scratch.n = full
@@ -334,10 +409,10 @@ cdef class Cluster(Workers):
                 return False
             self.tick_at = self.first_tick
         while done < passes and not self.failed:
-            if self.stalled or (self.sessions_left == 0 and self.events.used == self.starts):
+            if self.stalled or (self.rows_left == 0 and self.events.used == self.starts):
                 self.finished = True
                 return True
-            at = self.next_ready()
+            at = min(self.next_ready(), self.next_cancel())
             other = self.events.items[0].at if self.events.used > 0 else INFINITY
             if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
                 at = other                     # the single-worker closed loop looks for arrivals between passes only
@@ -410,6 +485,8 @@ cdef class Cluster(Workers):
                 return False
             if self.planner is not None and not self.starting():
                 return False
+            if not self.cancellations(&changed):
+                return False
             dispatched = self.in_flight
             if not self.arrivals(self.now):
                 return False
@@ -455,6 +532,7 @@ cdef class Cluster(Workers):
                             return True
                     elif c.steady:
                         until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
+                        until = min(until, self.next_cancel())
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
                 if not heap_push(&self.events, c.end_ms, order_of(c.last_start),
@@ -543,7 +621,7 @@ cdef class Cluster(Workers):
 
     cdef bint quiet(self) noexcept nogil:
         """Whether all requests are through."""
-        return self.sessions_left == 0 and self.events.used == self.starts
+        return self.rows_left == 0 and self.events.used == self.starts
 
     cdef bint tick(self) noexcept with gil:
         cdef int role
@@ -595,7 +673,8 @@ cdef class Cluster(Workers):
 
     cdef bint apart(self) noexcept nogil:
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
-        return (self.limit_active == 0 and self.sessions == self.n and (self.route == NULL or self.route.queued == 0)
+        return (self.limit_active == 0 and self.next_rows.shape[0] == 0
+                and (self.route == NULL or self.route.queued == 0)
                 and not (self.kind == KIND_RULES and self.rules[0].rules & RULE_LATE))
 
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
@@ -604,7 +683,7 @@ cdef class Cluster(Workers):
         False after an error. The KV events of the passes are told early, but nobody asks for them before the arrival.
         """
         cdef View* c = &self.views[worker]
-        cdef double start, end, until = self.next_ready()
+        cdef double start, end, until = min(self.next_ready(), self.next_cancel())
         while c.ended_used == 0 and self.brought(c):
             if c.steady:
                 end = self.forward(worker, c.end_ms, until)

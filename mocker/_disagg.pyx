@@ -19,7 +19,7 @@ import numpy as np
 from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector
 from mocker._common cimport (
-    END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint32_t)
+    END_CANCELED, END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, ST_HELD, grown, int32_t, int64_t, uint32_t)
 from mocker._core cimport Core
 from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
@@ -27,7 +27,7 @@ from mocker._handoff cimport (
 from mocker._heap cimport heap_pop, heap_push
 from mocker._record cimport timeline_arrival
 from mocker._record_engines cimport record_rest
-from mocker._requests cimport core_enqueue
+from mocker._requests cimport core_drop, core_enqueue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, Router, RouterCore, router_arrival, router_cancel, router_completed,
     router_drain, router_events, router_prefill_completed)
@@ -65,6 +65,7 @@ cdef enum Mark:                    # what has happened to a request
     PREFILL_ROUTED = 256           # its prefill router counts it
     DECODE_ROUTED = 512
     SOURCE_ALIVE = 1024            # its slot on the prefill worker is its own
+    OVER = 2048                    # the hand-off is
 
 
 cdef struct Steps:                 # a queue of row * STEPS + step
@@ -102,7 +103,7 @@ cdef bint steps_move(Steps* q, Steps* to) noexcept nogil:
 cdef class DisaggCluster(Cluster):
     """A disaggregated replay under way; arguments as of `Cluster`, the decode workers before the prefill workers.
 
-    `split` comes before anything else, `set_sessions` and `run_coupled` after it.
+    `split` comes before anything else, `set_links` and `run_coupled` after it.
     """
 
     cdef readonly Collector prefill_collector   # what the prefill workers did
@@ -156,8 +157,8 @@ cdef class DisaggCluster(Cluster):
         """
         cdef int64_t n = self.n, w
         cdef int role
-        if self.kind == KIND_RULES or self.paths is None:
-            raise ValueError("disaggregation takes engines of trace segments, without scheduler rules")
+        if self.kind == KIND_RULES:
+            raise ValueError("disaggregation takes engines without scheduler rules")
         self.prefill_collector = prefill_collector
         self.prefill_router, self.decode_router = prefill_router, decode_router
         if prefill_router is not None:
@@ -291,10 +292,17 @@ cdef class DisaggCluster(Cluster):
                 return False
         return True
 
+    cdef bint cancel(self, int64_t row, bint* changed) noexcept nogil:
+        """Take a request away from both pools, each when the pass that runs there has ended."""
+        changed[0] = True
+        return self.fail(row, END_CANCELED)
+
     cdef bint take_step(self, int64_t row, int step, bint* changed) noexcept nogil:
         cdef int64_t worker
         cdef double delay
         cdef int role = ROLE_PREFILL if step == SUBMIT_PREFILL else ROLE_DECODE
+        if self.marks[row] & CANCELING and step < CANCEL_SOURCE:
+            return True                        # its client has given up meanwhile
         if step == SUBMIT_PREFILL or step == RESERVE_DESTINATION:
             if self.teams[role].n_active == 0:
                 return steps_push(&self.waits[role], row * STEPS + step)
@@ -335,14 +343,22 @@ cdef class DisaggCluster(Cluster):
             return self.issue(row, RELEASE_SOURCE) and self.capacity(worker)
         if step == CANCEL_DESTINATION:
             if self.kind == KIND_SGLANG:
-                sgl_drop(<SglangCore*>self.cores[worker], self.slot[row])
+                self.drop(row, worker)
             else:
-                handoff_withdraw(<Core*>self.cores[worker], self.slot[row])
+                if not handoff_withdraw(<Core*>self.cores[worker], self.slot[row]):
+                    self.drop(row, worker)
             self.rest(worker)
             return self.cleaned(row, DESTINATION_CLEAN) and self.capacity(worker)
         if self.marks[row] & SOURCE_ALIVE:
             if self.kind == KIND_SGLANG:
-                sgl_release_source(<SglangCore*>self.cores[worker], self.source_slot[row])
+                if step == CANCEL_SOURCE:
+                    sgl_drop(<SglangCore*>self.cores[worker], self.source_slot[row])
+                    self.look(worker)
+                else:
+                    sgl_release_source(<SglangCore*>self.cores[worker], self.source_slot[row])
+            elif step == CANCEL_SOURCE and (<Core*>self.cores[worker]).req[self.source_slot[row]].status != ST_HELD:
+                core_drop(<Core*>self.cores[worker], self.source_slot[row])
+                self.look(worker)
             else:
                 handoff_release_source(<Core*>self.cores[worker], self.source_slot[row])
             self.marks[row] &= ~SOURCE_ALIVE
@@ -405,8 +421,10 @@ cdef class DisaggCluster(Cluster):
         return self.advance(row)
 
     cdef bint complete(self, int64_t row) noexcept nogil:
-        """A hand-off is over."""
-        self.open -= 1
+        """A hand-off is over; a request that is cancelled after it comes here again."""
+        if not self.marks[row] & OVER:
+            self.marks[row] |= OVER
+            self.open -= 1
         if not self.marks[row] & CANCELING:
             return self.leave_router(row, 0)
         if not self.leave_router(row, 0) or not self.leave_router(row, 1):
@@ -424,7 +442,7 @@ cdef class DisaggCluster(Cluster):
         if route == NULL:
             t.turn = t.turn % t.n_active + 1
             return self.assign(row, pool, self.number[t.active[t.turn - 1]], 0)
-        if self.paths.fill(&self.scratch, row, <int32_t>(self.prompt[row] // route.block_size)) != 0:
+        if not self.route_path(row, route.block_size):
             return False
         self.marks[row] |= PREFILL_ROUTED if pool == 0 else DECODE_ROUTED
         worker = router_arrival(route, row, &self.scratch, self.prompt[row], self.priority[row] if self.ranked else 0,
@@ -670,6 +688,8 @@ cdef class DisaggCluster(Cluster):
                 changed = True
                 if not self.issue(heap_pop(&self.events).second - ROUND, ACTIVATE_DESTINATION):
                     return False
+            if not self.cancellations(&changed):
+                return False
             before = self.in_flight
             if not self.arrivals(self.now):
                 return False
@@ -701,5 +721,5 @@ cdef class DisaggCluster(Cluster):
         return heap_push(&self.events, at, self.sequence, READY + worker)
 
     cdef bint quiet(self) noexcept nogil:
-        return (self.sessions_left == 0 and self.events.used == self.starts and self.open == 0
+        return (self.rows_left == 0 and self.events.used == self.starts and self.open == 0
                 and self.pending.head == self.pending.used)

@@ -4,8 +4,8 @@ from mocker._common cimport int64_t
 
 cdef struct Pending:               # an entry of a time heap
     double at                      # ms
-    int64_t first                  # ties: event sequence number, or session
-    int64_t second                 # what: worker, or turn
+    int64_t first                  # ties: event sequence number, or rank
+    int64_t second                 # what: worker, or row
 
 
 cdef struct Heap:

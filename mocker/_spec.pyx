@@ -10,6 +10,8 @@ Cost: one cipher block (about 0.1 us) per eight draws, no allocation. Streams ar
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+import numpy as np
+
 cdef enum:
     MAX_RATES = 16  # far above the 5 drafts that the engine arguments allow
 
@@ -132,6 +134,16 @@ cdef class SeededRng:
     def next_u64(self):
         """Return the next two words of the stream as one number, the low word first."""
         return rng_u64(&self._rng)
+
+    def words(self, int64_t count):
+        """The next `count` words of the stream, as a uint32 array."""
+        cdef int64_t i
+        cdef uint32_t[::1] out
+        values = np.empty(count, np.uint32)
+        out = values
+        for i in range(count):
+            out[i] = rng_u32(&self._rng)
+        return values
 
     def random_bool(self, rate):
         """Return True with probability `rate`; a rate of exactly 1 takes nothing from the stream.

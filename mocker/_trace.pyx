@@ -35,6 +35,7 @@ cdef enum:                  # keys of a row; bits of "already seen"
     STRICT_PRIORITY = 256
     POLICY_CLASS = 512
     OUTPUT_TOKEN_IDS = 1024
+    CANCEL_AFTER = 2048     # rare: for the slow reader
 
 cdef enum:                  # results of link_turns
     LINK_OK = 0
@@ -203,6 +204,8 @@ cdef inline int _key(const uint8_t *p, Py_ssize_t n) noexcept nogil:
     elif n == 15:
         if memcmp(p, b"strict_priority", 15) == 0:
             return STRICT_PRIORITY
+        if memcmp(p, b"cancel_after_ms", 15) == 0:
+            return CANCEL_AFTER
     elif n == 16:
         if memcmp(p, b"output_token_ids", 16) == 0:
             return OUTPUT_TOKEN_IDS
@@ -319,6 +322,8 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
             if length > INT32_MAX or (length == 0 and q[0] == c'-'):
                 return NOT_TAKEN
             priority = -<int64_t>length if q[0] == c'-' else <int64_t>length
+        elif key == CANCEL_AFTER:
+            return NOT_TAKEN
         elif key == STRICT_PRIORITY:
             p = _integer(p, 10, &length)
             if length > UINT32_MAX:

@@ -121,12 +121,14 @@ cdef class Workers:
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
     cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
+    cdef int32_t form_tokens(self, int64_t row, int64_t worker, int64_t limit) noexcept with gil
     cdef void run_pass(self, int64_t worker, double now) noexcept nogil
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil
     cdef double repeat(self, int64_t worker, double now, double until) noexcept nogil
     cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil
     cdef void look(self, int64_t worker) noexcept nogil
     cdef bint brought(self, View* c) noexcept nogil
+    cdef bint drop(self, int64_t row, int64_t worker) noexcept nogil
     cdef void uncount(self, View* c) noexcept nogil
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
     cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil

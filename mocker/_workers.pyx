@@ -17,13 +17,14 @@ from mocker._engine cimport EngineCore
 from mocker._kv cimport Pool
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
-from mocker._record_engines cimport record_pass, record_stretch
-from mocker._requests cimport core_enqueue, core_new
+from mocker._record_engines cimport record_pass, record_rest, record_stretch
+from mocker._requests cimport core_drop, core_enqueue, core_new
 from mocker._router cimport ROUTER_MEMORY, Router, RouterCore, router_events, router_finalize_worker
 from mocker._router_choice cimport router_add_worker, router_remove_worker
-from mocker._rules cimport VllmRulesCore, rules_enqueue, rules_forward, rules_new, rules_pass
+from mocker._rules cimport VllmRulesCore, rules_drop, rules_enqueue, rules_forward, rules_new, rules_pass
 from mocker._rules_engine cimport RulesEngine
-from mocker._sglang cimport SglangCore, SglRequest, sgl_enqueue, sgl_forward, sgl_metrics, sgl_new, sgl_pass
+from mocker._sglang cimport (
+    SglangCore, SglRequest, sgl_drop, sgl_enqueue, sgl_forward, sgl_metrics, sgl_new, sgl_pass)
 from mocker._sglang_engine cimport SglangEngine
 from mocker._timing cimport timing_varies
 from mocker._vllm cimport core_forward, core_metrics, core_pass
@@ -196,10 +197,12 @@ cdef class Workers:
         return True
 
     cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil:
-        """A slot on a worker for a request of trace segments, not queued yet; NIL if memory is short."""
+        """A slot on a worker for a request, not queued yet; NIL if memory is short."""
         cdef SglangCore* g
         cdef Core* c
         cdef int32_t slot
+        if self.paths is None:
+            return self.form_tokens(row, worker, limit)
         if self.kind == KIND_SGLANG:
             g = <SglangCore*>self.cores[worker]
             slot = sgl_new(g, row, self.prompt[row], limit)
@@ -220,6 +223,19 @@ cdef class Workers:
         c.req[slot].own_key = c.next_own_key
         c.next_own_key += 1
         return slot
+
+    cdef int32_t form_tokens(self, int64_t row, int64_t worker, int64_t limit) noexcept with gil:
+        """`form` for a request of real tokens. As in the reference, a planned answer is made to its end whatever the
+        limit, so also on a prefill worker."""
+        try:
+            prompt, plan = self.tokens(row)
+            if len(plan):
+                limit = len(plan)
+            if self.kind == KIND_SGLANG:
+                return (<SglangEngine>self.engines[worker]).load(row, prompt, limit, plan, 0, row)
+            return (<EngineCore>self.engines[worker]).load(row, prompt, limit, plan)
+        except MemoryError:
+            return NIL
 
     cdef void run_pass(self, int64_t worker, double now) noexcept nogil:
         """One pass of a worker; its view shows what came of it."""
@@ -303,6 +319,39 @@ cdef class Workers:
     cdef bint brought(self, View* c) noexcept nogil:
         """Whether the pass brought somebody further: made a token or ended a request."""
         return c.made > 0 or c.completed > 0
+
+    cdef bint drop(self, int64_t row, int64_t worker) noexcept nogil:
+        """Cancel a request of a worker between passes, which keeps the tokens that it got; false if it is not there."""
+        cdef int32_t slot = 0
+        cdef Core* c
+        cdef SglangCore* g
+        if self.kind == KIND_SGLANG:
+            g = <SglangCore*>self.cores[worker]
+            while slot < g.req_used and (g.req[slot].status == 0 or g.req[slot].id != row):
+                slot += 1
+            if slot == g.req_used:
+                return False
+            if g.req[slot].gen > 0:
+                self.collector.rows.tokens[row] = g.req[slot].gen
+                self.collector.rows.last_token[row] = g.req[slot].last_ms
+            sgl_drop(g, slot)
+        else:
+            c = <Core*>self.cores[worker]
+            while slot < c.req_used and (c.req[slot].status == 0 or c.req[slot].id != row):
+                slot += 1
+            if slot == c.req_used:
+                return False
+            if c.req[slot].gen > 0:
+                self.collector.rows.tokens[row] = c.req[slot].gen
+                self.collector.rows.last_token[row] = c.req[slot].last_ms
+            if self.kind == KIND_RULES:
+                rules_drop(self.rules[worker], slot)
+            else:
+                core_drop(c, slot)
+        self.look(worker)
+        if self.timeline != NULL:
+            record_rest(self.timeline, worker, self.kind == KIND_SGLANG, self.cores[worker], self.now)
+        return True
 
     cdef void uncount(self, View* c) noexcept nogil:
         """Requests whose last pass ends after the cap: nobody sees them end."""

@@ -7,17 +7,21 @@ standing for `block_size` tokens; two prompts share a prefix where their lists d
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from . import trace_edit
+from .trace_edit import some, turns_of
+from .trace_write import write_rows
+from .waits import in_a_circle, links
 
 __all__ = ["MAX_BLOCK_SIZE", "Trace", "TraceError", "sample_trace_path"]
 
@@ -25,7 +29,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_BLOCK_SIZE = 2**31 - 1      # so that a capacity, ids times block size, fits an int64
-_SAVE_ROWS = 4096               # rows that `save` holds as text at a time
 _INFORMATIVE = {"path", "line", "clamped"}      # where a trace came from, not what it says
 
 
@@ -85,7 +88,8 @@ class Trace:
     turn : int32[n]
         0-based turn in the session.
     delay_ms : float64[n]
-        Think time in ms after the previous turn has completed; 0 for a first turn.
+        Think time in ms after the previous turn has completed, or after all that the row waits for have; 0 for a row
+        that waits for none.
     priority : int32[n]
     strict_priority : uint32[n]
     session_ids : tuple of str, or None
@@ -102,6 +106,15 @@ class Trace:
         Where the trace was read from, or "".
     clamped : int64[k]
         Rows whose input length was cut to what their hash ids cover.
+    accumulate : bool
+        Hash ids and input length of a turn are what it adds: its prompt is all that its session has said so far, the
+        answers included, and then these.
+    wait_offsets : int64[n + 1], or None
+    wait_rows : int64[], or None
+        Row i is ready `delay_ms[i]` after the rows `wait_rows[wait_offsets[i]:wait_offsets[i + 1]]` have ended, at its
+        time stamp (0 if it has none) if there are none. None where no row can wait for others but its session's.
+    cancel_after_ms : float64[n], or None
+        When the client gives up, in ms from the arrival; NaN: never.
     """
 
     block_size: int
@@ -123,6 +136,10 @@ class Trace:
     output_token_ids: NDArray[np.uint32] | None
     path: str
     clamped: Ints
+    accumulate: bool = False
+    wait_offsets: Ints | None = None
+    wait_rows: Ints | None = None
+    cancel_after_ms: Floats | None = None
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -190,6 +207,10 @@ class Trace:
         output_token_ids: ArrayLike | None = None,
         path: str = "",
         clamped: ArrayLike | None = None,
+        accumulate: bool = False,
+        wait_offsets: ArrayLike | None = None,
+        wait_rows: ArrayLike | None = None,
+        cancel_after_ms: ArrayLike | None = None,
     ) -> Trace:
         """Make a trace of columns, as described at the class; a column left out has its neutral value.
 
@@ -222,19 +243,26 @@ class Trace:
         named = np.empty(len(first), np.int64)
         named[np.argsort(first, kind="stable")] = np.arange(len(first))
         _refuse("session", named[counted.reshape(n)] != sessions, "is not numbered by first appearance from 0")
-        turns = _turns(sessions)
+        turns = turns_of(sessions)
         if turn is not None:
             given = _column("turn", turn, np.int32, n)
             _refuse("turn", given != turns, "is not the count of earlier rows in the session")
         delays = np.zeros(n) if delay_ms is None else _column("delay_ms", delay_ms, np.float64, n)
         _refuse("delay_ms", ~(np.isfinite(delays) & (delays >= 0)), "is not a finite number of at least 0")
-        _refuse("delay_ms", (turns == 0) & (delays != 0), "is not 0 in a first turn")
+        waits_at, waits = _waits(n, sessions, turns, wait_offsets, wait_rows)
+        first_turn = (turns == 0) if waits_at is None else (turns == 0) & (np.diff(waits_at) == 0)
+        _refuse("delay_ms", first_turn & (delays != 0), "is not 0 in a first turn")
+        cancels = None if cancel_after_ms is None else _column("cancel_after_ms", cancel_after_ms, np.float64, n)
+        if cancels is not None:
+            _refuse("cancel_after_ms", np.isinf(cancels) | (cancels < 0), "is not a finite number of at least 0")
+            if np.isnan(cancels).all():
+                cancels = None
 
         if session_ids is not None:
             if len(session_ids) != len(first):
                 raise ValueError(f"session_ids has {len(session_ids)} names for {len(first)} sessions")
             _refuse_strings("session_ids", session_ids, optional=False)
-            if len(set(session_ids)) != len(session_ids):
+            if waits is None and len(set(session_ids)) != len(session_ids):
                 raise ValueError("session_ids names two sessions alike")
         for name, strings in (("request_ids", request_ids), ("policy_class", policy_class)):
             if strings is not None:
@@ -270,12 +298,16 @@ class Trace:
             strict_priority=np.zeros(n, np.uint32) if strict_priority is None
             else _column("strict_priority", strict_priority, np.uint32, n),
             session_ids=None if session_ids is None else tuple(session_ids),
-            request_ids=_some(request_ids),
-            policy_class=_some(policy_class),
+            request_ids=some(request_ids),
+            policy_class=some(policy_class),
             output_token_offsets=token_offsets,
             output_token_ids=tokens,
             path=path,
             clamped=cut,
+            accumulate=bool(accumulate),
+            wait_offsets=waits_at,
+            wait_rows=waits,
+            cancel_after_ms=cancels,
         )
 
     # Looking at it
@@ -338,7 +370,8 @@ class Trace:
         if not self.n:
             raise TraceError("did not contain any requests; a replay needs at least one", self.path)
         start = self.arrival_ms[self.turn == 0]
-        bad = (np.isinf(start) | (start < 0)) if allow_missing_timestamps else ~(np.isfinite(start) & (start >= 0))
+        optional = allow_missing_timestamps or self.wait_rows is not None      # who waits needs none
+        bad = (np.isinf(start) | (start < 0)) if optional else ~(np.isfinite(start) & (start >= 0))
         if bad.any():
             value = start[bad.argmax()]
             row = int(np.flatnonzero(self.turn == 0)[bad.argmax()])
@@ -349,24 +382,12 @@ class Trace:
 
     # Making others of it
 
-    def _with(self, **changes: Any) -> Trace:
-        """A copy with some columns replaced; the other columns are shared."""
-        return Trace(**{**vars(self), **changes})
-
     def normalize_session_starts(self) -> Trace:
         """Shift the time stamps so that the earliest first turn arrives at 0.
 
         Time stamps of later turns move along; think times stay. A trace without time stamps stays as it is.
         """
-        start = self.arrival_ms[self.turn == 0]
-        start = start[~np.isnan(start)]
-        if not len(start):
-            return self
-        low = start.min()
-        if low == 0 and np.signbit(start[start == 0]).any():
-            low = np.float64(-0.0)      # the reference orders -0.0 before 0.0
-        with np.errstate(over="ignore"):
-            return self._with(arrival_ms=self.arrival_ms - low)
+        return trace_edit.normalize_session_starts(self)
 
     def speed_up_timing(self, ratio: float) -> Trace:
         """Divide time stamps and think times by a ratio.
@@ -376,10 +397,66 @@ class Trace:
         ValueError
             The ratio is not finite and above 0.
         """
-        if not (math.isfinite(ratio) and ratio > 0):
-            raise ValueError(f"ratio must be a finite positive number, got {ratio}")
-        with np.errstate(over="ignore", under="ignore"):
-            return self._with(arrival_ms=self.arrival_ms / ratio, delay_ms=self.delay_ms / ratio)
+        return trace_edit.speed_up_timing(self, ratio)
+
+    def rescale_session_start_span(self, duration_ms: int) -> Trace:
+        """Stretch or shrink the time stamps so that first turns arrive from 0 to `duration_ms`; think times stay.
+
+        First turns that all arrive at the same time arrive at 0.
+        """
+        return trace_edit.rescale_session_start_span(self, duration_ms)
+
+    def rescale_ready_span(self, duration_ms: int) -> Trace:
+        """Scale time stamps and think times alike so that the last turn could be ready `duration_ms` after the first.
+
+        A turn could be ready when its session has arrived and all think times before it have passed, as if answers
+        took no time. A span below 1 ms counts as 1 ms.
+        """
+        return trace_edit.rescale_ready_span(self, duration_ms)
+
+    def expand_hash_prefix_depth(self, factor: int) -> Trace:
+        """Every hash id becomes `factor` ids of its own: prompts that are `factor` times as long, equally shared.
+
+        Raises
+        ------
+        ValueError
+            `factor` is not an integer from 1 on, or takes an id or a length beyond 64 bits.
+        """
+        return trace_edit.expand_hash_prefix_depth(self, factor)
+
+    def duplicate_hash_space(self, copies: int) -> Trace:
+        """The trace `copies` times at the same times, each copy with prompts that no other copy shares.
+
+        Sessions (and request ids) of copy k are called after the original with ":copy_k" at the end.
+
+        Raises
+        ------
+        ValueError
+            `copies` is not an integer from 1 on, or takes a hash id beyond 64 bits.
+        """
+        return trace_edit.duplicate_hash_space(self, copies)
+
+    def partition_by_session(self, parts: int, seed: int | None = None) -> list[Trace]:
+        """Deal the sessions out to traces.
+
+        Parameters
+        ----------
+        parts : int
+            How many.
+        seed : int, optional
+            Draw the part of each session with this seed, as the reference does; None: each part in turn.
+
+        Returns
+        -------
+        list of Trace
+            Some may be empty.
+
+        Raises
+        ------
+        ValueError
+            `parts` is not an integer from 1 on, or requests of this trace wait for each other.
+        """
+        return trace_edit.partition_by_session(self, parts, seed)
 
     def head(self, n: int) -> Trace:
         """The first `n` rows (all, if there are fewer).
@@ -397,7 +474,8 @@ class Trace:
         """The rows that a mask names.
 
         What is left of a session is a session; where its first turns are dropped, the first turn that is left arrives
-        at its own time stamp and loses its think time.
+        at its own time stamp and loses its think time. The same holds for a request when all that it waited for are
+        dropped.
 
         Parameters
         ----------
@@ -408,48 +486,7 @@ class Trace:
         ValueError
             The mask is not one truth value per row.
         """
-        keep = np.asarray(mask)
-        if keep.shape == (0,):
-            keep = keep.astype(np.bool_)        # an empty list has no type of its own
-        if keep.dtype != np.bool_ or keep.shape != (self.n,):
-            raise ValueError(f"mask must be bool[{self.n}], is {keep.dtype}{list(keep.shape)}")
-        rows = np.flatnonzero(keep)
-        old, first, inverse = np.unique(self.session[rows], return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        rank = np.empty(len(order), np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        session = rank[inverse.reshape(len(rows))]
-        turn = _turns(session)
-        hash_offsets, hash_ids = _take(self.hash_offsets, self.hash_ids, keep)
-        token_offsets: Ints | None = None
-        tokens: NDArray[np.uint32] | None = None
-        if self.output_token_offsets is not None and self.output_token_ids is not None:
-            token_offsets, tokens = _take(self.output_token_offsets, self.output_token_ids, keep)
-            if not len(tokens):
-                token_offsets = tokens = None
-        picked = rows.tolist()
-        names = self.session_ids
-        return Trace(
-            block_size=self.block_size,
-            arrival_ms=self.arrival_ms[rows],
-            input_length=self.input_length[rows],
-            output_length=self.output_length[rows],
-            hash_offsets=hash_offsets,
-            hash_ids=hash_ids,
-            line=self.line[rows],
-            session=session,
-            turn=turn,
-            delay_ms=np.where(turn == 0, 0.0, self.delay_ms[rows]),
-            priority=self.priority[rows],
-            strict_priority=self.strict_priority[rows],
-            session_ids=None if names is None else tuple(names[i] for i in old[order].tolist()),
-            request_ids=None if self.request_ids is None else _some([self.request_ids[i] for i in picked]),
-            policy_class=None if self.policy_class is None else _some([self.policy_class[i] for i in picked]),
-            output_token_offsets=token_offsets,
-            output_token_ids=tokens,
-            path=self.path,
-            clamped=np.flatnonzero(np.isin(rows, self.clamped)),
-        )
+        return trace_edit.select(self, mask)
 
     @staticmethod
     def concat(*traces: Trace) -> Trace:
@@ -462,52 +499,20 @@ class Trace:
         Raises
         ------
         ValueError
-            No trace, or different block sizes.
+            No trace, or different block sizes, or turns that mean different things (`accumulate`).
         """
-        if not traces:
-            raise ValueError("concat needs at least one trace")
-        if len({t.block_size for t in traces}) > 1:
-            raise ValueError(f"the traces have different block sizes: {sorted({t.block_size for t in traces})}")
-        rows = np.cumsum([0] + [t.n for t in traces]).tolist()
-        sessions = np.cumsum([0] + [t.n_sessions for t in traces]).tolist()
-        token_offsets: Ints | None = None
-        tokens: NDArray[np.uint32] | None = None
-        if any(t.output_token_ids is not None for t in traces):
-            none = np.empty(0, np.uint32)
-            tokens = np.concatenate([none if t.output_token_ids is None else t.output_token_ids for t in traces])
-            token_offsets = _join_offsets(
-                [np.zeros(t.n + 1, np.int64) if t.output_token_offsets is None else t.output_token_offsets
-                 for t in traces]
-            )
-        return Trace(
-            block_size=traces[0].block_size,
-            arrival_ms=np.concatenate([t.arrival_ms for t in traces]),
-            input_length=np.concatenate([t.input_length for t in traces]),
-            output_length=np.concatenate([t.output_length for t in traces]),
-            hash_offsets=_join_offsets([t.hash_offsets for t in traces]),
-            hash_ids=np.concatenate([t.hash_ids for t in traces]),
-            line=np.concatenate([t.line for t in traces]),
-            session=np.concatenate([t.session + np.int32(k) for t, k in zip(traces, sessions, strict=False)]),
-            turn=np.concatenate([t.turn for t in traces]),
-            delay_ms=np.concatenate([t.delay_ms for t in traces]),
-            priority=np.concatenate([t.priority for t in traces]),
-            strict_priority=np.concatenate([t.strict_priority for t in traces]),
-            session_ids=_join_names(traces),
-            request_ids=_join_strings([t.request_ids for t in traces], rows),
-            policy_class=_join_strings([t.policy_class for t in traces], rows),
-            output_token_offsets=token_offsets,
-            output_token_ids=tokens,
-            path=", ".join(dict.fromkeys(t.path for t in traces if t.path)),
-            clamped=np.concatenate([t.clamped + k for t, k in zip(traces, rows, strict=False)]),
-        )
+        return trace_edit.concat(traces)
 
     # Writing it
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as Mooncake JSONL, with gzip if the name ends in ".gz".
+        """Write the trace as Mooncake JSONL (agentic if requests wait for each other), with gzip for a name in ".gz".
 
-        Loading the file with the same block size gives an equal trace, with one exception: sessions of several turns
-        without names are called "session_<index>" in the file. Equal traces give equal bytes.
+        Loading the file with the same block size gives an equal trace, with three exceptions: sessions of several turns
+        without names are called "session_<index>" in the file; where requests wait for each other, those without names
+        are called "request_<row>" and a name used again gets "#2", "#3", … appended; and that turns add to their
+        prompts must be said when loading (format "mooncake-delta").
+        Equal traces give equal bytes.
 
         Raises
         ------
@@ -521,126 +526,15 @@ class Trace:
         with open(path, "wb") as file:
             if os.fspath(path).endswith(".gz"):
                 with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                    self._write(packed)
+                    write_rows(self, packed)
             else:
-                self._write(file)
-
-    def _write(self, file: BinaryIO | gzip.GzipFile) -> None:
-        """Write the rows, a batch at a time."""
-        for start in range(0, self.n, _SAVE_ROWS):
-            file.write("".join(self._text(start, min(start + _SAVE_ROWS, self.n))).encode())
-
-    def _text(self, start: int, stop: int) -> Iterator[str]:
-        """JSON rows, each with its newline."""
-        part = slice(start, stop)
-        first = int(self.hash_offsets[start])
-        offsets = (self.hash_offsets[start : stop + 1] - first).tolist()
-        ids = self.hash_ids[first : first + offsets[-1]].tolist()
-        arrivals, delays = self.arrival_ms[part].tolist(), self.delay_ms[part].tolist()
-        inputs, outputs = self.input_length[part].tolist(), self.output_length[part].tolist()
-        sessions, turns = self.session[part].tolist(), self.turn[part].tolist()
-        priorities, stricts = self.priority[part].tolist(), self.strict_priority[part].tolist()
-        named = self.session_ids is not None or not self.is_single_turn
-        for i, row in enumerate(range(start, stop)):
-            text = "{"
-            if self.request_ids is not None and (request := self.request_ids[row]) is not None:
-                text += f'"request_id": {_quote(request)}, '
-            if named:
-                k = sessions[i]
-                text += f'"session_id": {_quote(self.session_ids[k] if self.session_ids else f"session_{k}")}, '
-            if arrivals[i] == arrivals[i]:
-                text += f'"timestamp": {_decimal(arrivals[i])}, '
-            if turns[i]:    # always: the gap between the time stamps need not be the think time
-                text += f'"delay": {_decimal(delays[i])}, '
-            text += f'"input_length": {inputs[i]}, "output_length": {outputs[i]}, '
-            if priorities[i]:
-                text += f'"priority": {priorities[i]}, '
-            if stricts[i]:
-                text += f'"strict_priority": {stricts[i]}, '
-            if self.policy_class is not None and (policy := self.policy_class[row]) is not None:
-                text += f'"policy_class": {_quote(policy)}, '
-            if self.output_token_offsets is not None and self.output_token_ids is not None:
-                low, high = self.output_token_offsets[row : row + 2].tolist()
-                if high > low:
-                    text += f'"output_token_ids": {self.output_token_ids[low:high].tolist()}, '
-            yield f'{text}"hash_ids": {ids[offsets[i] : offsets[i + 1]]}}}\n'
-
-
-def _quote(text: str) -> str:
-    """A JSON string."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _decimal(value: float) -> str:
-    """The shortest JSON number that is read back as this value, sign of zero included."""
-    if value == 0 and math.copysign(1, value) < 0:
-        return "-0.0"
-    return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(value)
-
+                write_rows(self, file)
 
 def _same(a: Any, b: Any) -> bool:
     """Equality of two columns, NaN equal to itself."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     return type(a) is type(b) and bool(a == b)
-
-
-def _some(strings: Sequence[str | None] | None) -> tuple[str | None, ...] | None:
-    """The strings, or None if there is none among them."""
-    return None if strings is None or all(s is None for s in strings) else tuple(strings)
-
-
-def _turns(session: NDArray[np.int32]) -> NDArray[np.int32]:
-    """int32[n]: how many earlier rows have the same session."""
-    n = len(session)
-    order = np.argsort(session, kind="stable")
-    grouped = session[order]
-    start = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]]) if n else np.empty(0, np.int64)
-    turn = np.empty(n, np.int32)
-    turn[order] = np.arange(n) - np.repeat(start, np.diff(np.r_[start, n]))
-    return turn
-
-
-def _take(offsets: Ints, values: NDArray[Any], keep: NDArray[np.bool_]) -> tuple[Ints, NDArray[Any]]:
-    """Offsets and values of the rows in a mask."""
-    counts = np.diff(offsets)
-    return np.concatenate(([0], np.cumsum(counts[keep]))).astype(np.int64), values[np.repeat(keep, counts)]
-
-
-def _join_offsets(parts: Sequence[Ints]) -> Ints:
-    """int64: offsets into the concatenated values."""
-    return np.concatenate(([0], np.cumsum(np.concatenate([np.diff(p) for p in parts])))).astype(np.int64)
-
-
-def _join_strings(
-    parts: Sequence[tuple[str | None, ...] | None], rows: Sequence[int]
-) -> tuple[str | None, ...] | None:
-    """Concatenate string columns, any of which may be absent."""
-    joined: list[str | None] = []
-    for part, low, high in zip(parts, rows[:-1], rows[1:], strict=True):
-        joined.extend((None,) * (high - low) if part is None else part)
-    return _some(joined)
-
-
-def _join_names(traces: Sequence[Trace]) -> tuple[str, ...] | None:
-    """Session names of all traces, made different where two traces use the same."""
-    if all(t.session_ids is None for t in traces):
-        return None
-    taken: dict[str, None] = {}
-    for part, t in enumerate(traces, 1):
-        names = t.session_ids
-        if names is None:
-            # The names that `save` and the reader would give to these sessions.
-            lines = t.line[t.turn == 0].tolist()
-            names = tuple(f"request_{k}" for k in lines) if t.is_single_turn \
-                else tuple(f"session_{k}" for k in range(t.n_sessions))
-        for name in names:
-            free, k = name, part
-            while free in taken:
-                free = f"{name}#{k}"
-                k += 1
-            taken[free] = None
-    return tuple(taken)
 
 
 def _column(name: str, values: ArrayLike, dtype: type[Any], n: int | None = None) -> NDArray[Any]:
@@ -674,6 +568,23 @@ def _offsets(name: str, values: ArrayLike, n: int, total: int) -> Ints:
     if offsets[0] != 0 or offsets[-1] != total or (np.diff(offsets) < 0).any():
         raise ValueError(f"{name} must rise from 0 to {total}, the number of values that it divides")
     return offsets
+
+
+def _waits(n: int, session: NDArray[np.int32], turn: NDArray[np.int32], offsets: ArrayLike | None,
+           rows: ArrayLike | None) -> tuple[Ints | None, Ints | None]:
+    """The columns of who waits for whom, checked."""
+    if (offsets is None) != (rows is None):
+        raise ValueError("wait_offsets and wait_rows go together")
+    if offsets is None or rows is None:
+        return None, None
+    others = _column("wait_rows", rows, np.int64)
+    if len(others) and not 0 <= others.min() <= others.max() < n:
+        raise ValueError(f"wait_rows must be row indices below {n}, holds {others.min()} to {others.max()}")
+    at = _offsets("wait_offsets", offsets, n, len(others))
+    lost = in_a_circle(links(n, session, turn, at, others))
+    if lost is not None:
+        raise ValueError(f"wait_rows lets row {lost} wait for itself in the end")
+    return at, others
 
 
 def _refuse(name: str, bad: NDArray[np.bool_], what: str) -> None:

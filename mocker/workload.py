@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ._paths import PathTable
+from .conversations import Conversations
 from .trace import Trace
+from .waits import Links, links
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,6 +115,10 @@ TokenSource = Callable[[int], "tuple[NDArray[np.uint32], NDArray[np.uint32]]"]
 class Workload:
     """Rows to replay. `arrival` in ms (NaN: none), lengths in tokens; `session` None for single requests.
 
+    `wait_rows[wait_offsets[i]:wait_offsets[i + 1]]`: the requests that request i waits for, as the turns of a session
+    wait for each other anyway; it is ready `delay` ms after the last of them has ended.
+    `cancel_after`: when clients give up, ms from the arrival; NaN: never.
+    `growing`: the prompts become known one by one while the replay runs.
     `planned`: some outputs are given, so that generated blocks have contents that others may share.
     """
 
@@ -125,20 +131,27 @@ class Workload:
     session: NDArray[np.int32] | None = None
     turn: NDArray[np.int32] | None = None
     delay: NDArray[np.float64] | None = None
+    wait_offsets: NDArray[np.int64] | None = None
+    wait_rows: NDArray[np.int64] | None = None
     trace: Trace | None = None
+    growing: Conversations | None = None
+    cancel_after: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt)
 
-    def turns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-        """Sessions as (offsets, rows in turn order, session of each row); single requests are sessions of one."""
-        n = len(self)
-        if self.session is None or self.turn is None:
-            rows = np.arange(n, dtype=np.int64)
-            return np.arange(n + 1, dtype=np.int64), rows, rows.astype(np.int32)
-        rows = np.lexsort((self.turn, self.session)).astype(np.int64)
-        counts = np.bincount(self.session)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), rows, self.session
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing that happens to a request depends on another, or on its client."""
+        return self.session is None and self.wait_rows is None and self.cancel_after is None
+
+    def links(self) -> Links:
+        """Who waits for whom."""
+        return links(len(self), self.session, self.turn, self.wait_offsets, self.wait_rows)
+
+    def delays(self) -> NDArray[np.float64]:
+        """Time from the last end that a row waits for until it is ready, ms."""
+        return np.zeros(len(self)) if self.delay is None else self.delay
 
 
 def trace_tokens(trace: Trace) -> TokenSource:
@@ -183,7 +196,8 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     Raises
     ------
     ValueError
-        An open-loop row has no usable arrival time, or `speedup` is not a finite positive number.
+        An open-loop row has no usable arrival time, closed-loop rows wait for others, or `speedup` is not a finite
+        positive number.
     """
     if not (math.isfinite(speedup) and speedup > 0):
         raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
@@ -193,13 +207,18 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
         if speedup != 1.0:
             trace = trace.speed_up_timing(speedup)
     trace.validate(allow_missing_timestamps=closed_loop)
+    if closed_loop and trace.wait_rows is not None:
+        raise ValueError("requests that wait for others are replayed at their times; leave replay_concurrency out")
     single = trace.is_single_turn
+    tokens = trace_tokens(trace)
+    growing = Conversations(trace, tokens) if trace.accumulate and not single else None
     return Workload(
-        arrival=trace.arrival_ms, prompt=trace.input_length, limit=trace.output_length,
-        make_paths=lambda block_size: trace_paths(given, block_size),
-        tokens=trace_tokens(trace), planned=trace.output_token_ids is not None,
+        arrival=trace.arrival_ms, prompt=trace.input_length if growing is None else growing.prompt,
+        limit=trace.output_length, make_paths=lambda block_size: trace_paths(given, block_size),
+        tokens=tokens if growing is None else growing, planned=trace.output_token_ids is not None, growing=growing,
         session=None if single else trace.session, turn=None if single else trace.turn,
-        delay=None if single else trace.delay_ms, trace=trace)
+        delay=None if single and trace.wait_rows is None else trace.delay_ms, wait_offsets=trace.wait_offsets,
+        wait_rows=trace.wait_rows, trace=trace, cancel_after=trace.cancel_after_ms)
 
 
 def from_synthetic(spec: SyntheticSpec, *, block_size: int, closed_loop: bool, speedup: float) -> Workload:

@@ -45,7 +45,7 @@ def test_everything_ends_and_nothing_is_held(engine, router, seed):
     both = Pools(pool("decode", engine, num_gpu_blocks=12 + seed), 2, pool("prefill", engine, num_gpu_blocks=14), 3)
     cluster, coupled = make_cluster(both, workload, Routing(router), cap_ms=None, real_tokens=False, fast=True)
     assert coupled
-    cluster.set_sessions(*workload.turns(), np.zeros(len(workload)), 0)
+    cluster.set_links(*workload.links(), workload.delays(), 0)
     while not cluster.run_coupled(100):
         for core in cluster.engines:
             core.check()
@@ -155,11 +155,14 @@ def test_refused(options, message):
         simulate(trace_of((0.0, 4, 1)), **{**pools("vllm"), **options})
 
 
-def test_planned_outputs_are_refused(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"timestamp":0,"input_length":4,"output_length":1,"hash_ids":[1],"output_token_ids":[5]}\n')
-    with pytest.raises(ValueError, match="does not support planned output tokens"):
-        simulate(path, trace_block_size=4, **pools("vllm"))
+def test_planned_answers_are_shared_between_sessions():
+    """A later prompt that repeats an answer finds its blocks on the prefill worker."""
+    trace = Trace.from_columns(
+        arrival_ms=[0.0, 5000.0], input_length=[4, 12], output_length=[8, 1], hash_offsets=[0, 1, 4],
+        hash_ids=[1, 1, 2, 3], block_size=4, output_token_offsets=[0, 8, 8], output_token_ids=[2] * 4 + [3] * 4)
+    result = simulate(trace, **pools("vllm"))
+    assert statuses(result) == ["completed"] * 2
+    assert list(result.per_request["reused_input_tokens"]) == [0, 8]
 
 
 @pytest.mark.parametrize("budget", [5, 8192])

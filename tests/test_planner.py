@@ -136,7 +136,7 @@ def test_workers_removed_while_they_hold_a_source_leak_nothing(engine):
     planning = Planning(planner)
     cluster, _ = make_cluster(Pools(args["decode_engine_args"], 1, args["prefill_engine_args"], 1), workload,
                               Routing("kv_router"), cap_ms=None, real_tokens=False, fast=True, planning=planning)
-    cluster.set_sessions(*workload.turns(), np.zeros(len(workload)), 0)
+    cluster.set_links(*workload.links(), workload.delays(), 0)
     while not cluster.run_coupled(50):
         for core in cluster.engines:
             assert core is None or core.check() is None

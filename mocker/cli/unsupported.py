@@ -28,14 +28,6 @@ def given(flag: str) -> Callable[[argparse.Namespace], object]:
 UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("--planner-config", given("--planner-config"), "use --planner with a planner of your own"),
     Unsupported("--replay-mode online", has("--replay-mode", "online"), "use --replay-mode offline"),
-    Unsupported("--trace-format mooncake-delta", has("--trace-format", "mooncake-delta"), "use a mooncake trace"),
-    Unsupported("--trace-format agentic_mooncake", has("--trace-format", "agentic_mooncake"), "use a mooncake trace"),
-    Unsupported(
-        "--trace-format applied_compute_agentic",
-        has("--trace-format", "applied_compute_agentic"),
-        "use a mooncake trace",
-    ),
-    Unsupported("--trace-format dynamo", has("--trace-format", "dynamo"), "use a mooncake trace"),
 )
 """Everything that the flags can ask for and that does not exist yet. Who adds a feature deletes its line here."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import MAX_BLOCK_SIZE, Trace, TraceError
-from . import mooncake
+from . import agentic, applied_compute, dynamo, mooncake
 from .registry import Format, Head, look
 from .source import BOM, Source, read_file
 
@@ -21,22 +21,11 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "FORMATS", "Format", "Head", "Source", "TraceEr
 
 DEFAULT_BLOCK_SIZE = 512
 # In the order in which they are asked whether a file is theirs; Mooncake takes what nobody else claims.
-_ORDER = (mooncake.FORMAT,)
+_ORDER = (agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, mooncake.FORMAT, mooncake.DELTA_FORMAT)
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ORDER}
 """The formats by name."""
 _NAMES = {name: form for form in _ORDER for name in (form.name, *form.aliases)}
-# First-row keys that tell formats which cannot be read yet.
-_NOT_YET = {
-    "wait_for": "agentic_mooncake",
-    "tool_wait_ms": "agentic_mooncake",
-    "prefix_reset": "agentic_mooncake",
-    "branches": "agentic_mooncake",
-    "num_turns": "applied_compute_agentic",
-    "event": "dynamo",
-    "schema": "dynamo",
-}
-
 
 def load(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -137,12 +126,4 @@ def _find(source: Source) -> Format:
     for form in _ORDER:
         if form.sniff is not None and form.sniff(head):
             return form
-    found = None
-    if head.row[:64].upper().startswith(b"TIMESTAMP,CONTEXTTOKENS,"):
-        found = "azure"
-    elif "wait_for" in head.keys or not {"output_length", "output_tokens"} & set(head.keys):
-        found = next((_NOT_YET[key] for key in head.keys if key in _NOT_YET), None)
-    if found is not None:
-        source.fail(head.line, "row",
-                    f"looks like format {found!r}, which cannot be read yet; there are {_formats()}")
     return mooncake.FORMAT

@@ -5,6 +5,7 @@ that need more than one row, and says what is wrong, where, and what to do about
 """
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,15 +22,15 @@ from .rows import (
     check_integer,
     check_integers,
     check_number,
+    check_patience,
     check_string,
-    decode,
-    refuse_constants,
+    read_fields,
     short,
 )
 from .source import Source
 
 # An alias and its name are one field.
-_MOONCAKE_KEYS = {
+KEYS = {
     "timestamp": "timestamp",
     "created_time": "timestamp",
     "input_length": "input_length",
@@ -45,6 +46,7 @@ _MOONCAKE_KEYS = {
     "strict_priority": "strict_priority",
     "policy_class": "policy_class",
     "output_token_ids": "output_token_ids",
+    "cancel_after_ms": "cancel_after_ms",
 }
 
 def load(source: Source) -> Trace:
@@ -80,6 +82,7 @@ class _Columns:
         self.policy_class = rows.policy_class
         self.planned = rows.planned
         self.output_token_ids = rows.output_token_ids
+        self.cancel_after_ms: NDArray[np.float64] | None = None
 
     def add_slow(self, source: Source) -> None:
         """Read the rows that the scanner left; after an error the columns end before the bad row."""
@@ -105,6 +108,10 @@ class _Columns:
                 ):
                     if field in values:
                         column[row] = values[field]
+                if "cancel_after_ms" in values:
+                    if self.cancel_after_ms is None:
+                        self.cancel_after_ms = np.full(len(rows.line), np.nan)
+                    self.cancel_after_ms[row] = values["cancel_after_ms"]
                 for field in ("session_id", "request_id", "policy_class"):
                     if field in values:
                         self._set(field, row, values[field])
@@ -185,6 +192,7 @@ class _Columns:
             output_token_ids=self.output_token_ids if planned else None,
             path=source.path,
             clamped=clamped,
+            cancel_after_ms=self.cancel_after_ms,
         )
 
     def _sessions(self) -> tuple[NDArray[np.int32], list[str] | None]:
@@ -238,24 +246,18 @@ def _splice(
 
 def _read_row(source: Source, line: int, raw: bytes) -> dict[str, Any]:
     """Read one row with a JSON parser; the fields that it has, by their main name, checked."""
-    text, members = decode(source, line, raw)
-    values: dict[str, Any] = {}
-    for key, value in members:
-        field = _MOONCAKE_KEYS.get(key)
-        if field is None:
-            if source.auto and key == "wait_for":
-                source.fail(
-                    line, key,
-                    "belongs to format 'agentic_mooncake'; name that format, or 'mooncake' to ignore the key",
-                )
-        elif field in values:
-            source.fail(line, field, f"is given twice (the second time as {key!r}); keep one of them")
-        else:
-            values[field] = value
-    values = {field: value for field, value in values.items() if value is not None}
-    for field, (check, low, high) in _CHECKS.items():
-        if field in values:
-            values[field] = check(source, line, field, values[field], low, high)
+    def strange(key: str) -> None:
+        if source.auto and key == "wait_for":
+            source.fail(line, key, "belongs to format 'agentic_mooncake'; name that format, or 'mooncake' to ignore "
+                                   "the key")
+
+    values = read_fields(source, line, raw, KEYS, CHECKS, strange)
+    check_row(source, line, values)
+    return values
+
+
+def check_row(source: Source, line: int, values: dict[str, Any]) -> None:
+    """What must hold between the fields of a row of this format and those derived from it."""
     for field in ("hash_ids", "output_length"):
         if field not in values:
             source.fail(line, field, "is missing; every row needs it")
@@ -266,15 +268,13 @@ def _read_row(source: Source, line: int, raw: bytes) -> dict[str, Any]:
             f"holds {len(planned)} tokens, but output_length is {values['output_length']}; make them equal",
         )
     length = values.get("input_length", 0)
-    if length > MAX_INT64:     # above every capacity
+    if length > MAX_INT64:      # above every capacity
         if not source.clamp:
             source.fail(line, "input_length", f"{length} is more than any hash ids cover; see on_short_hash_ids")
         values["input_length"] = MAX_INT64
-    refuse_constants(source, line, text)
-    return values
 
 
-_CHECKS: dict[str, tuple[Check, int, int]] = {
+CHECKS: dict[str, tuple[Check, int, int]] = {
     "timestamp": (check_number, 0, 0),
     "input_length": (check_integer, 0, MAX_UINT64),
     "output_length": (check_integer, 0, MAX_INT64),
@@ -286,7 +286,15 @@ _CHECKS: dict[str, tuple[Check, int, int]] = {
     "strict_priority": (check_integer, 0, MAX_UINT32),
     "policy_class": (check_string, 0, 0),
     "output_token_ids": (check_integers, 0, MAX_UINT32),
+    "cancel_after_ms": (check_patience, 0, 0),
 }
 
 
+def load_deltas(source: Source) -> Trace:
+    """Read the same rows, each turn of which adds to the prompt."""
+    return dataclasses.replace(load(source), accumulate=True)
+
+
 FORMAT = Format("mooncake", load, title="Mooncake JSONL: one request a line, prompts as hash ids")
+DELTA_FORMAT = Format("mooncake-delta", load_deltas, aliases=("mooncake_delta",),
+                      title="Mooncake JSONL whose turns add to the session's prompt, answers included")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -70,6 +70,40 @@ def decode(source: Source, line: int, raw: bytes) -> tuple[str, Object]:
     return text, members
 
 
+def read_fields(
+    source: Source, line: int, raw: bytes, keys: Mapping[str, str], checks: Mapping[str, tuple[Check, int, int]],
+    strange: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """The fields of a row, checked; null counts as left out.
+
+    Parameters
+    ----------
+    keys : mapping
+        Field that each key stands for; an alias and its name are one field.
+    checks : mapping
+        ``(check, low, high)`` of a field; what ``check(source, line, field, value, low, high)`` returns is its value.
+    strange : callable, optional
+        Told of keys that stand for nothing.
+    """
+    text, members = decode(source, line, raw)
+    values: dict[str, Any] = {}
+    for key, value in members:
+        field = keys.get(key)
+        if field is None:
+            if strange is not None:
+                strange(key)
+        elif field in values:
+            source.fail(line, field, f"is given twice (the second time as {key!r}); keep one of them")
+        else:
+            values[field] = value
+    values = {field: value for field, value in values.items() if value is not None}
+    for field, (check, low, high) in checks.items():
+        if field in values:
+            values[field] = check(source, line, field, values[field], low, high)
+    refuse_constants(source, line, text)
+    return values
+
+
 def refuse_constants(source: Source, line: int, text: str) -> None:
     """Refuse NaN and infinities anywhere in a row, perhaps in a key that is not read."""
     if "NaN" in text or "Infinity" in text:
@@ -117,6 +151,13 @@ def check_number(source: Source, line: int, field: str, value: Any, low: int, hi
     return number
 
 
+def check_patience(source: Source, line: int, field: str, value: Any, low: int, high: int) -> float:
+    number = check_number(source, line, field, value, low, high)
+    if number < 0:
+        source.fail(line, field, f"is {number} ms; must be at least 0, or leave the key out")
+    return number
+
+
 def check_string(source: Source, line: int, field: str, value: Any, low: int, high: int) -> str:
     if type(value) is not str:
         source.fail(line, field, f"must be a string, is {kind(value)}; put it in quotes, or leave the key out")
@@ -125,6 +166,12 @@ def check_string(source: Source, line: int, field: str, value: Any, low: int, hi
     except UnicodeEncodeError:
         source.fail(line, field, f"is not valid Unicode: {short(value)}; a surrogate stands alone")
     return value
+
+
+def check_strings(source: Source, line: int, field: str, value: Any, low: int, high: int) -> list[str]:
+    if type(value) is not list:
+        source.fail(line, field, f"must be a list of strings, is {kind(value)}; write it as [\"a\", \"b\"]")
+    return [check_string(source, line, f"{field}[{i}]", element, low, high) for i, element in enumerate(value)]
 
 
 def kind(value: Any) -> str:

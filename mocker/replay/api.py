@@ -90,16 +90,17 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
-    real = cached and (workload.planned or force_tokens)
+    split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
+    real = workload.growing is not None or (cached and force_tokens) or (workload.planned and (cached or split))
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
                                     planning=planning)
     if recording is not None:
-        span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival))
+        span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival, initial=0.0))
         cluster.record(recording.recorder(len(cluster.engines), span))
     passes = SLICE_PASSES if watch is None else watch.passes
-    if concurrency is None and workload.session is None and not coupled:
+    if concurrency is None and workload.is_single and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
         for worker in range(pools.workers):
             while not cluster.run_lane(worker, passes):
@@ -108,9 +109,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
                 if progress is not None:
                     progress(cluster.ended, n, cluster.last_timestamp())
     else:
-        offsets, rows, session_of = workload.turns()
-        delay = workload.delay if workload.delay is not None else np.zeros(n)
-        cluster.set_sessions(offsets, rows, session_of, delay, concurrency or 0)
+        cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
         while not cluster.run_coupled(passes):
             if watch is not None:
                 watch(cluster, workload.limit)
@@ -227,7 +226,7 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
 
 
 def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, block_size: int | None,
-          on_short: str) -> Trace:
+          on_short: str, sharing: tuple[float, int]) -> Trace:
     if isinstance(workload, Trace):
         if block_size is not None and block_size != workload.block_size:
             raise ValueError(f"trace_block_size {block_size} does not match the trace's own {workload.block_size}")
@@ -235,7 +234,9 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, bl
     files = [workload] if isinstance(workload, (str, os.PathLike)) else list(workload)
     if not files:
         raise ValueError("trace replay requires at least one trace file")
-    return Trace.load(files, trace_format, block_size, on_short)
+    options: dict[str, Any] = {} if sharing == (0.0, 0) else {
+        "shared_prefix_ratio": sharing[0], "num_prefix_groups": sharing[1]}
+    return Trace.load(files, trace_format, block_size, on_short, **options)
 
 
 def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode: MockEngineArgs | None, workers: int,
@@ -266,8 +267,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
               routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
-              progress: Progress | None, fast: bool = True, force_tokens: bool = False,
-              recording: Recording | None = None, watch: Any = None,
+              progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool = True,
+              force_tokens: bool = False, recording: Recording | None = None, watch: Any = None,
               planner: Planner | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
@@ -287,7 +288,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *
     if isinstance(workload, SyntheticSpec):
         ready = from_synthetic(workload, block_size=args.block_size, closed_loop=closed, speedup=speedup)
     else:
-        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids)
+        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing)
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
     run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
                None if planner is None else Planning(planner))
@@ -311,8 +312,12 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
 
     Parameters
     ----------
-    trace_files : path or iterable of one path
-        Mooncake JSONL, plain or .gz.
+    trace_files : path or iterable of paths
+        A trace file, plain or .gz; several of a `trace_format` that allows it ("dynamo").
+    trace_format : str
+        A name of `mocker.formats.FORMATS`, or "auto": look at the first row.
+    trace_shared_prefix_ratio, trace_num_prefix_groups : float, int
+        Share of the first prompts that is common, of format "applied_compute_agentic" only.
     extra_engine_args : MockEngineArgs, optional
         The workers' engine; defaults if None.
     num_workers : int
@@ -352,7 +357,7 @@ def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine
         ``progress(ended, total, sim_ms)`` now and then.
     aic_perf_config : AicPerfConfig or TimingModel, optional
         How long the KV router expects prefills to take; with `router_prefill_load_model="aic"` in `router_config`.
-    replay_mode, trace_format, trace_shared_prefix_ratio, trace_num_prefix_groups, planner_config, \
+    replay_mode, planner_config, \
 benchmark_granularity
         The reference's; values other than the defaults raise `ValueError` where the feature is not here yet.
 
@@ -378,7 +383,8 @@ benchmark_granularity
         replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress)
+        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
+        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups))
     if report_jsonl_path is not None:
         Simulation(report, _columns(run), {}).write_report_jsonl(report_jsonl_path)
     return report
@@ -486,7 +492,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
         replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress, fast=fast_forward,
+        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
+        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward,
         force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner)
     if _report_only:
         return Simulation(report, {}, {})

@@ -186,6 +186,21 @@ def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None)
     cluster.set_ranks(trace.priority.astype(np.int64), trace.strict_priority.astype(np.int64), codes)
 
 
+def _set_growing(cluster: Cluster, workload: Workload, args: MockEngineArgs, collector: Collector,
+                 limit: NDArray[np.int64]) -> None:
+    """Let prompts that become known during the replay, and what follows from their lengths, be written."""
+    growing = workload.growing
+    if growing is None:
+        return
+    growing.collector = collector
+
+    def grow(row: int) -> None:
+        growing.prepare(row)
+        limit[row] = output_limits(args, workload.prompt[row], workload.limit[row])
+
+    cluster.set_growing(grow)
+
+
 def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
                  fast: bool, planning: Planning | None = None) -> tuple[Cluster, bool]:
     """The cluster of a replay, ready to run.
@@ -205,11 +220,13 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     collector = Collector(len(workload))
     cap = math.inf if cap_ms is None else cap_ms
     limit = output_limits(args, workload.prompt, workload.limit)
+    if workload.growing is not None:
+        limit = limit.copy()
     if prefill is not None:
         both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast)
         if planning is not None:
             planning.join(both, pools, lambda role, number: _engines(
-                (prefill, args)[role], range(number, number + 1), False, role == 0 and routing.routed)[0])
+                (prefill, args)[role], range(number, number + 1), real_tokens, role == 0 and routing.routed)[0])
         return both, True
     router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
                      routing.seed)
@@ -220,6 +237,9 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
         pools.workers == 1 and planning is None, fast)
     if router is not None or args.vllm_scheduling_policy == "priority":
         _set_ranks(cluster, router, workload.trace)
+    _set_growing(cluster, workload, args, collector, limit)
+    if workload.cancel_after is not None:
+        cluster.set_cancellations(workload.cancel_after)
     if planning is not None:
         planning.join(cluster, pools, lambda _, number: _engines(
             args, range(number, number + 1), real_tokens, routing.routed)[0])
@@ -228,18 +248,17 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
 
 def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
                cap: float, real_tokens: bool, fast: bool) -> DisaggCluster:
-    if real_tokens:
-        raise ValueError("disaggregated replay does not support planned output tokens yet; leave output_token_ids out "
-                         "of the trace")
     decode = pools.args
-    first = _router(routing, prefill, pools.prefill_workers, False, prefill_router_config(prefill, routing.config),
-                    routing.seed)
-    second = _router(routing, decode, pools.workers, False, decode_router_config(decode, routing.config),
+    first = _router(routing, prefill, pools.prefill_workers, real_tokens,
+                    prefill_router_config(prefill, routing.config), routing.seed)
+    second = _router(routing, decode, pools.workers, real_tokens, decode_router_config(decode, routing.config),
                      routing.seed + 1)
-    engines: list[Any] = [*_engines(decode, range(pools.workers), False, False),
-                          *_engines(prefill, range(pools.prefill_workers), False, routing.routed)]
-    cluster = DisaggCluster(engines, collector, workload.arrival, workload.prompt, workload.limit,
-                            workload.make_paths(decode.block_size), None, None, cap, False, fast)
+    limit = workload.limit if workload.growing is None else workload.limit.copy()
+    engines: list[Any] = [*_engines(decode, range(pools.workers), real_tokens, False),
+                          *_engines(prefill, range(pools.prefill_workers), real_tokens, routing.routed)]
+    cluster = DisaggCluster(engines, collector, workload.arrival, workload.prompt, limit,
+                            None if real_tokens else workload.make_paths(decode.block_size),
+                            workload.tokens if real_tokens else None, None, cap, False, fast)
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
     cluster.split(
         decode_workers=pools.workers, prefill_collector=Collector(len(workload)), prefill_router=first,
@@ -248,4 +267,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
         full_prompt=prefill.kv_transfer_timing_mode == "full_prompt")
     if first is not None:
         _set_ranks(cluster, first, workload.trace)
+    _set_growing(cluster, workload, decode, collector, limit)
+    if workload.cancel_after is not None:
+        cluster.set_cancellations(workload.cancel_after)
     return cluster
