@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_BLOCK_SIZE = 2**31 - 1      # so that a capacity, ids times block size, fits an int64
-_INFORMATIVE = {"path", "line", "clamped"}      # where a trace came from, not what it says
+_INFORMATIVE = {"path", "line", "clamped", "skipped"}      # where a trace came from, not what it says
 
 
 class TraceError(ValueError):
@@ -115,6 +115,8 @@ class Trace:
         time stamp (0 if it has none) if there are none. None where no row can wait for others but its session's.
     cancel_after_ms : float64[n], or None
         When the client gives up, in ms from the arrival; NaN: never.
+    skipped : tuple of TraceError
+        Why rows of the file are not in the trace (`load` with ``on_error="skip"``), in file order.
     """
 
     block_size: int
@@ -140,6 +142,7 @@ class Trace:
     wait_offsets: Ints | None = None
     wait_rows: Ints | None = None
     cancel_after_ms: Floats | None = None
+    skipped: tuple[TraceError, ...] = ()
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -344,7 +347,7 @@ class Trace:
         )
 
     def __eq__(self, other: object) -> bool:
-        """Whether both describe the same requests; `path`, `line` and `clamped` do not count."""
+        """Whether both describe the same requests; `path`, `line`, `clamped` and `skipped` do not count."""
         if not isinstance(other, Trace):
             return NotImplemented
         return all(

@@ -148,7 +148,9 @@ def parse_arrivals(text: str | float) -> Arrivals:
     what = "arrivals"
     if not isinstance(text, str):
         text = f"constant:{text}"
-    name, given, named = _values(text if ":" in text else f"constant:{text}", what)
+    name, given, named = _values(text, what)
+    if ":" not in text:
+        name, given = "constant", [_number(text, what, text)]
     try:
         gaps = {key: _number(named.pop(key), what, text) for key in ("cv", "shape") if key in named}
         if name in _RATES:
