@@ -128,7 +128,7 @@ def test_planned_answers_are_found_again():
     recipe = "count=30; arrivals=1; input=64; output=32; turns=3; think=1; block_size=16; answers="
     reused = {}
     for answers in ("no", "yes"):
-        result = simulate(Recipe.parse(recipe + answers).trace(),
+        result = simulate(Recipe.parse(recipe + answers),
                           extra_engine_args=MockEngineArgs(num_gpu_blocks=4096, block_size=16))
         reused[answers] = int(result.per_request["reused_input_tokens"].sum())
     # Turns 2 and 3 find the prompt before; with planned answers also the answer, but for the block of its last token.

@@ -24,6 +24,7 @@ from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
 from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
+from ..synth import Recipe
 from ..timeline import Recording, Timeline
 from ..timing import with_blocks
 from ..trace import Trace
@@ -225,8 +226,10 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
         "decode_route_overlap_tokens": details["decode_route_overlap_tokens"]}
 
 
-def _load(workload: PathLike | Sequence[PathLike] | Trace, trace_format: str, block_size: int | None,
+def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format: str, block_size: int | None,
           on_short: str, sharing: tuple[float, int]) -> Trace:
+    if isinstance(workload, Recipe):
+        workload = workload.trace()
     if isinstance(workload, Trace):
         if block_size is not None and block_size != workload.block_size:
             raise ValueError(f"trace_block_size {block_size} does not match the trace's own {workload.block_size}")
@@ -261,7 +264,7 @@ def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode:
                  _integer("num_prefill_workers", prefill_workers, 1))
 
 
-def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
+def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
               extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
               decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
@@ -441,7 +444,7 @@ compat, progress
         progress=progress)[1]
 
 
-def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
+def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
              extra_engine_args: MockEngineArgs | None = None, prefill_engine_args: MockEngineArgs | None = None,
              decode_engine_args: MockEngineArgs | None = None, router_config: KvRouterConfig | None = None,
              aic_perf_config: Any = None,
@@ -459,7 +462,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec, *,
 
     Parameters
     ----------
-    workload : path, sequence of one path, Trace or SyntheticSpec
+    workload : path, sequence of one path, Trace, SyntheticSpec or mocker.synth.Recipe
         What to replay.
     fast_forward : bool
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
