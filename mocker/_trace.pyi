@@ -8,6 +8,7 @@ FIRST_DELAY: int
 BAD_DELAY: int
 NO_EARLIER_TIMESTAMP: int
 BAD_GAP: int
+LEFT_OUT: int
 
 class MooncakeRows:
     arrival_ms: NDArray[np.float64]
@@ -33,4 +34,5 @@ def link_turns(
     arrival_ms: NDArray[np.float64],
     delay_ms: NDArray[np.float64],
     turn: NDArray[np.int32],
+    left_out: NDArray[np.uint8] | None = None,
 ) -> tuple[int, int]: ...

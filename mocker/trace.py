@@ -214,6 +214,7 @@ class Trace:
         wait_offsets: ArrayLike | None = None,
         wait_rows: ArrayLike | None = None,
         cancel_after_ms: ArrayLike | None = None,
+        skipped: Sequence[TraceError] = (),
     ) -> Trace:
         """Make a trace of columns, as described at the class; a column left out has its neutral value.
 
@@ -311,6 +312,7 @@ class Trace:
             wait_offsets=waits_at,
             wait_rows=waits,
             cancel_after_ms=cancels,
+            skipped=tuple(skipped),
         )
 
     # Looking at it

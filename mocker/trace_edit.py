@@ -265,6 +265,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
             [np.full(t.n, np.nan) if t.cancel_after_ms is None else t.cancel_after_ms for t in traces]),
         path=", ".join(dict.fromkeys(t.path for t in traces if t.path)),
         clamped=np.concatenate([t.clamped + k for t, k in zip(traces, rows, strict=False)]),
+        skipped=tuple(error for t in traces for error in t.skipped),
     )
 
 

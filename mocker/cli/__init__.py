@@ -16,6 +16,7 @@ from .replay import replay_main
 from .replay_flags import SCHEDULER_RULES
 from .sweep import sweep_main
 from .terminal import EXIT_OK
+from .trace import trace_main
 from .unsupported import UNSUPPORTED
 
 __all__ = ["SCHEDULER_RULES", "UNSUPPORTED", "main", "replay_main"]
@@ -28,6 +29,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "systems": (systems_main, "list GPU systems: peaks, engines with measured kernels"),
     "models": (models_main, "list models known by name"),
     "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
+    "trace": (trace_main, "look at traces, check them, change them, make new ones"),
 }
 
 _EXAMPLES = """\

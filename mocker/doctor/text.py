@@ -105,5 +105,7 @@ def findings_text(findings: Sequence[Finding], path: str, rows: int) -> str:
         lines.append(f"{path}: {finding.severity}: {finding.code}: {finding.count:,} of {rows:,} rows{at}: "
                      f"{finding.message}")
     errors = sum(finding.severity == "error" for finding in findings)
-    lines.append(f"{path}: {rows:,} rows, {errors} kinds of errors, {len(findings) - errors} kinds of warnings")
+    warnings = len(findings) - errors
+    lines.append(f"{path}: {rows:,} rows, {errors} kind{'s' * (errors != 1)} of errors, {warnings} "
+                 f"kind{'s' * (warnings != 1)} of warnings")
     return "\n".join(lines)

@@ -8,20 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..trace import MAX_BLOCK_SIZE, Trace, TraceError
-from . import agentic, applied_compute, dynamo, mooncake
+from . import agentic, applied_compute, columns, dynamo, mooncake
+from .cache import ENVIRONMENT, cached
 from .registry import Format, Head, look
-from .source import BOM, Source, read_file
+from .source import BOM, STDIN, Source, read_file, without_line
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "FORMATS", "Format", "Head", "Source", "TraceError", "load"]
 
 DEFAULT_BLOCK_SIZE = 512
+_MAX_RETRIES = 1000             # bad rows, for a reader that does not skip by itself
 # In the order in which they are asked whether a file is theirs; Mooncake takes what nobody else claims.
-_ORDER = (agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, mooncake.FORMAT, mooncake.DELTA_FORMAT)
+_ORDER = (columns.FORMAT, agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, mooncake.FORMAT, mooncake.DELTA_FORMAT)
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ORDER}
 """The formats by name."""
@@ -33,21 +36,29 @@ def load(
     block_size: int | None = None,
     on_short_hash_ids: str = "error",
     *,
+    on_error: str = "raise",
+    cache: str | os.PathLike[str] | None = None,
     _slow: bool = False,
     **options: Any,
 ) -> Trace:
-    """Read a trace file, plain or gzip (told by its first bytes).
+    """Read a trace file, plain or packed with gzip or Zstandard (told by its first bytes).
 
     Parameters
     ----------
     path : path-like or sequence of path-like
-        A file; several for formats that allow it.
+        A file, "-" for standard input; several for formats that allow it.
     format : str
         A name of `FORMATS`, or "auto": look at the first row.
     block_size : int, optional
         Tokens per hash id; 512 for a format that does not say it itself.
     on_short_hash_ids : {"error", "clamp"}
         What to do with an input length above what the hash ids cover.
+    on_error : {"raise", "skip"}
+        What to do with a row that cannot be read: raise its error, or leave the row out and list the error in
+        `Trace.skipped`.
+    cache : path-like, optional
+        Folder of binary copies: a file that was loaded before, with the same arguments, is mapped instead of read. If
+        left out, the environment variable MOCKER_TRACE_CACHE names it, if set.
     _slow : bool
         Read every row with the JSON parser (for tests).
     **options
@@ -71,6 +82,8 @@ def load(
         raise ValueError(f"format {format!r} does not exist; there are 'auto', {_formats()}")
     if on_short_hash_ids not in ("error", "clamp"):
         raise ValueError(f"on_short_hash_ids must be 'error' or 'clamp', is {on_short_hash_ids!r}")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', is {on_error!r}")
     if not names:
         raise ValueError("there is no trace file; name at least one")
     if block_size is not None and (isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer))
@@ -82,29 +95,63 @@ def load(
         )
     if format != "auto":
         _check_count(_NAMES[format], names)
-    with contextlib.ExitStack() as stack:
-        sources: list[Source] = []
-        for name in names:
-            data, opened = read_file(name)
-            if opened is not None:
-                stack.callback(opened.close)
-            sources.append(Source(
-                data=data,
-                start=len(BOM) if data[:3] == BOM else 0,
-                path=name,
-                block_size=DEFAULT_BLOCK_SIZE if block_size is None else int(block_size),
-                given_block_size=None if block_size is None else int(block_size),
-                clamp=on_short_hash_ids == "clamp",
-                auto=format == "auto",
-                slow=_slow,
-                options=options,
-            ))
-        form = _find(sources[0]) if format == "auto" else _NAMES[format]
-        for option in options:
-            if option not in form.options:
-                raise ValueError(f"{option} means nothing to format {form.name!r}; leave it out")
-        _check_count(form, names)
-        return form.load(sources[0]) if form.load_many is None else form.load_many(sources)
+    skipped: list[TraceError] | None = [] if on_error == "skip" else None
+
+    def read() -> Trace:
+        with contextlib.ExitStack() as stack:
+            sources: list[Source] = []
+            for name in names:
+                data, opened = read_file(name)
+                if opened is not None:
+                    stack.callback(opened.close)
+                sources.append(Source(
+                    data=data,
+                    start=len(BOM) if data[:3] == BOM else 0,
+                    path="<stdin>" if name == STDIN else name,
+                    block_size=DEFAULT_BLOCK_SIZE if block_size is None else int(block_size),
+                    given_block_size=None if block_size is None else int(block_size),
+                    clamp=on_short_hash_ids == "clamp",
+                    auto=format == "auto",
+                    slow=_slow,
+                    options=options,
+                    skipped=skipped,
+                ))
+            form = _find(sources[0]) if format == "auto" else _NAMES[format]
+            for option in options:
+                if option not in form.options:
+                    raise ValueError(f"{option} means nothing to format {form.name!r}; leave it out")
+            _check_count(form, names)
+            trace = _read(form, sources) if form.skips or skipped is None else _read_skipping(form, sources)
+        return replace(trace, skipped=tuple(sorted(skipped, key=lambda e: e.line or 0))) if skipped else trace
+
+    folder = os.environ.get(ENVIRONMENT) if cache is None else cache
+    if not folder:
+        return read()
+    settings = {"format": format, "block_size": None if block_size is None else int(block_size),
+                "on_short_hash_ids": on_short_hash_ids, "on_error": on_error, "options": options}
+    return cached(folder, names, settings, read)
+
+
+def _read(form: Format, sources: list[Source]) -> Trace:
+    return form.load(sources[0]) if form.load_many is None else form.load_many(sources)
+
+
+def _read_skipping(form: Format, sources: list[Source]) -> Trace:
+    """Read with a reader that ends at the first bad row: blank that row and read again."""
+    sources = list(sources)
+    for _ in range(_MAX_RETRIES):
+        try:
+            return _read(form, sources)
+        except TraceError as error:
+            index = next((i for i, source in enumerate(sources) if source.path == error.path), None)
+            if index is None or error.line is None:
+                raise
+            blank = without_line(sources[index], error.line)
+            if blank is None or not sources[index].skip(error):
+                raise
+            sources[index] = replace(sources[index], data=blank)
+    raise TraceError(f"has more than {_MAX_RETRIES:,} rows that format {form.name!r} cannot read; correct the file",
+                     sources[0].path)
 
 
 def _check_count(form: Format, names: list[str]) -> None:

@@ -83,6 +83,7 @@ class _Columns:
         self.planned = rows.planned
         self.output_token_ids = rows.output_token_ids
         self.cancel_after_ms: NDArray[np.float64] | None = None
+        self.drop = np.zeros(self.n, np.bool_)      # rows that are left out
 
     def add_slow(self, source: Source) -> None:
         """Read the rows that the scanner left; after an error the columns end before the bad row."""
@@ -95,7 +96,10 @@ class _Columns:
             for row, start, stop in rows.slow.tolist():
                 try:
                     values = _read_row(source, int(rows.line[row]), source.data[start:stop])
-                except TraceError:
+                except TraceError as error:
+                    if source.skip(error):
+                        self.drop[row] = True
+                        continue
                     self.n = row
                     raise
                 taken[row] = False
@@ -148,7 +152,11 @@ class _Columns:
             clamped = np.flatnonzero(over)
             length = np.minimum(length, capacity)
             over = np.zeros(n, np.bool_)
-        bad = over | (counts == 0) | (length < 1)
+        bad = (over | (counts == 0) | (length < 1)) & ~self.drop[:n]
+        if source.skipped is not None:
+            for row in np.flatnonzero(bad).tolist():
+                self.drop[row] = self._skip(source, row, int(length[row]), int(counts[row]))
+            bad &= ~self.drop[:n]
         worst = int(bad.argmax()) if bad.any() else n
 
         session, names = self._sessions()
@@ -157,22 +165,23 @@ class _Columns:
         if len(names or line) == n and np.isnan(delay).all():
             delay = np.zeros(n)
         else:
-            row, reason = _trace.link_turns(session, len(names or line), arrival, delay, turn)
+            reasons = np.where(self.drop[:n], _trace.LEFT_OUT, _trace.OK).astype(np.uint8)
+            row, reason = _trace.link_turns(
+                session, len(names or line), arrival, delay, turn, None if source.skipped is None else reasons)
+            for other in np.flatnonzero((reasons != _trace.OK) & ~self.drop[:n]).tolist():
+                try:
+                    self._fail_link(source, other, int(reasons[other]), names[session[other]] if names else None)
+                except TraceError as error:
+                    self.drop[other] = source.skip(error)
             if row < worst:
                 self._fail_link(source, row, reason, None if names is None else names[session[row]])
         if worst < n:
-            where = int(line[worst])
-            if counts[worst] == 0:
-                source.fail(where, "hash_ids", "is empty; a prompt needs at least one hash id")
-            if length[worst] < 1:
-                source.fail(where, "input_length", "is 0; a prompt needs at least one token")
-            source.fail(
-                where, "input_length",
-                f"{given[worst]} is more than the {capacity[worst]} tokens that {counts[worst]} hash ids of block size "
-                f"{source.block_size} cover; give the right block_size, or on_short_hash_ids='clamp' to cut the prompt",
-            )
+            self._fail_row(source, worst, int(length[worst]), int(counts[worst]))
+        if self.drop[:n].all():
+            assert source.skipped
+            source.fail(None, None, f"has no row that can be read; the first: {source.skipped[0].problem}")
         planned = self.planned.any()
-        return Trace(
+        trace = Trace(
             block_size=source.block_size,
             arrival_ms=arrival,
             input_length=length,
@@ -194,6 +203,27 @@ class _Columns:
             clamped=clamped,
             cancel_after_ms=self.cancel_after_ms,
         )
+        return trace.select(~self.drop[:n]) if self.drop[:n].any() else trace
+
+    def _fail_row(self, source: Source, row: int, length: int, counts: int) -> NoReturn:
+        """Raise for a prompt without tokens, or with more than its hash ids cover."""
+        where = int(self.rows.line[row])
+        if counts == 0:
+            source.fail(where, "hash_ids", "is empty; a prompt needs at least one hash id")
+        if length < 1:
+            source.fail(where, "input_length", "is 0; a prompt needs at least one token")
+        source.fail(
+            where, "input_length",
+            f"{length} is more than the {counts * source.block_size} tokens that {counts} hash ids of block size "
+            f"{source.block_size} cover; give the right block_size, or on_short_hash_ids='clamp' to cut the prompt",
+        )
+
+    def _skip(self, source: Source, row: int, length: int, counts: int) -> bool:
+        """Note why a row is left out."""
+        try:
+            self._fail_row(source, row, length, counts)
+        except TraceError as error:
+            return source.skip(error)
 
     def _sessions(self) -> tuple[NDArray[np.int32], list[str] | None]:
         """Session index of each row, and the names if any row has one."""
@@ -295,6 +325,6 @@ def load_deltas(source: Source) -> Trace:
     return dataclasses.replace(load(source), accumulate=True)
 
 
-FORMAT = Format("mooncake", load, title="Mooncake JSONL: one request a line, prompts as hash ids")
+FORMAT = Format("mooncake", load, title="Mooncake JSONL: one request a line, prompts as hash ids", skips=True)
 DELTA_FORMAT = Format("mooncake-delta", load_deltas, aliases=("mooncake_delta",),
-                      title="Mooncake JSONL whose turns add to the session's prompt, answers included")
+                      title="Mooncake JSONL whose turns add to the session's prompt, answers included", skips=True)

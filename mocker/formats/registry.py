@@ -72,6 +72,8 @@ class Format:
         ``load_many(sources) -> Trace`` for a trace in several files; None: the format has one file.
     options : frozenset of str
         Keyword options of `load` that mean something to this format.
+    skips : bool
+        Whether the reader itself leaves out bad rows (`Source.skip`); else the file is read again without each.
     """
 
     name: str
@@ -81,3 +83,4 @@ class Format:
     aliases: tuple[str, ...] = ()
     load_many: Callable[[list[Source]], Trace] | None = None
     options: frozenset[str] = frozenset()
+    skips: bool = False
