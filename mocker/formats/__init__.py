@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import MAX_BLOCK_SIZE, Trace, TraceError
-from . import agentic, applied_compute, columns, dynamo, mooncake
+from . import agentic, applied_compute, arrow, columns, dynamo, mooncake, tables
 from .cache import ENVIRONMENT, cached
 from .registry import Format, Head, look
 from .source import BOM, STDIN, Source, read_file, without_line
@@ -24,7 +24,10 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "FORMATS", "Format", "Head", "Source", "TraceEr
 DEFAULT_BLOCK_SIZE = 512
 _MAX_RETRIES = 1000             # bad rows, for a reader that does not skip by itself
 # In the order in which they are asked whether a file is theirs; Mooncake takes what nobody else claims.
-_ORDER = (columns.FORMAT, agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, mooncake.FORMAT, mooncake.DELTA_FORMAT)
+_ORDER = (
+    columns.FORMAT, arrow.PARQUET, arrow.ARROW, agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, tables.AZURE,
+    tables.BURSTGPT, tables.CSV, mooncake.FORMAT, mooncake.DELTA_FORMAT,
+)
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ORDER}
 """The formats by name."""
@@ -104,6 +107,8 @@ def load(
                 data, opened = read_file(name)
                 if opened is not None:
                     stack.callback(opened.close)
+                if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise TraceError("is UTF-16; convert it to UTF-8", name, 1, "row")
                 sources.append(Source(
                     data=data,
                     start=len(BOM) if data[:3] == BOM else 0,

@@ -5,7 +5,7 @@ that need more than one row, and says what is wrong, where, and what to do about
 """
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,11 +69,43 @@ def load(source: Source) -> Trace:
     return trace
 
 
+@dataclass
+class RowColumns:
+    """Rows of another format as columns like those of the scanner; a reader fills in what it has."""
+
+    line: NDArray[np.int64]
+    arrival_ms: NDArray[np.float64]
+    delay_ms: NDArray[np.float64]
+    input_length: NDArray[np.int64]
+    output_length: NDArray[np.int64]
+    hash_offsets: NDArray[np.int64]
+    hash_ids: NDArray[np.uint64]
+    session_ids: list[str | None] | None = None
+    request_ids: list[str | None] | None = None
+    policy_class: list[str | None] | None = None
+    priority: NDArray[np.int32] | None = None
+    strict_priority: NDArray[np.uint32] | None = None
+    planned: NDArray[np.int64] | None = None
+    output_token_ids: NDArray[np.uint32] | None = None
+
+
+def finish_rows(source: Source, rows: RowColumns, drop: NDArray[np.bool_], block_size: int) -> Trace:
+    """Apply the rules of sessions and lengths to rows of another format; `drop` marks rows that are left out."""
+    n = len(rows.line)
+    rows.priority = np.zeros(n, np.int32) if rows.priority is None else rows.priority
+    rows.strict_priority = np.zeros(n, np.uint32) if rows.strict_priority is None else rows.strict_priority
+    rows.planned = np.zeros(n, np.int64) if rows.planned is None else rows.planned
+    rows.output_token_ids = np.empty(0, np.uint32) if rows.output_token_ids is None else rows.output_token_ids
+    columns = _Columns(rows)
+    columns.drop = drop
+    return columns.finish(replace(source, block_size=block_size))
+
+
 class _Columns:
     """Columns of a Mooncake file, from the scanner's rows and the slow ones."""
 
-    def __init__(self, rows: _trace.MooncakeRows) -> None:
-        self.rows = rows
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows        # a `_trace.MooncakeRows`, or `RowColumns`
         self.n = len(rows.line)
         self.hash_offsets = rows.hash_offsets
         self.hash_ids = rows.hash_ids
@@ -322,7 +354,7 @@ CHECKS: dict[str, tuple[Check, int, int]] = {
 
 def load_deltas(source: Source) -> Trace:
     """Read the same rows, each turn of which adds to the prompt."""
-    return dataclasses.replace(load(source), accumulate=True)
+    return replace(load(source), accumulate=True)
 
 
 FORMAT = Format("mooncake", load, title="Mooncake JSONL: one request a line, prompts as hash ids", skips=True)
