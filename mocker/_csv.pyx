@@ -12,7 +12,7 @@ import numpy as np
 
 cdef enum:
     SKIP = 0                # a column that nobody wants
-    INTEGER = 1             # digits, at most 18
+    INTEGER = 1             # digits, at most 15
     DECIMAL = 2             # digits with at most one point, 15 in all
     MOMENT = 3              # YYYY-MM-DD HH:MM:SS[.fraction][Z or offset], as ns since 1970
 
@@ -127,7 +127,7 @@ cdef const uint8_t* read_row(const uint8_t* p, const int64_t[::1] kinds, int64_t
             while p[0] != c',' and p[0] != c'\n' and p[0] != c'"':
                 p += 1
         elif kinds[k] == INTEGER:
-            p = digits(p, 1, 18, &whole[k, row])
+            p = digits(p, 1, 15, &whole[k, row])
         elif kinds[k] == DECIMAL:
             p = decimal(p, &real[k, row])
         else:

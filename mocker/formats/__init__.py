@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import MAX_BLOCK_SIZE, Trace, TraceError
-from . import agentic, applied_compute, arrow, columns, dynamo, mooncake, tables
+from . import agentic, applied_compute, arrow, chat, columns, dynamo, mooncake, qwen, tables
 from .cache import ENVIRONMENT, cached
 from .registry import Format, Head, look
 from .source import BOM, STDIN, Source, read_file, without_line
@@ -26,7 +26,8 @@ _MAX_RETRIES = 1000             # bad rows, for a reader that does not skip by i
 # In the order in which they are asked whether a file is theirs; Mooncake takes what nobody else claims.
 _ORDER = (
     columns.FORMAT, arrow.PARQUET, arrow.ARROW, agentic.FORMAT, applied_compute.FORMAT, dynamo.FORMAT, tables.AZURE,
-    tables.BURSTGPT, tables.CSV, mooncake.FORMAT, mooncake.DELTA_FORMAT,
+    tables.BURSTGPT, tables.CSV, qwen.FORMAT, chat.SHAREGPT, chat.AIPERF, chat.VLLM, mooncake.FORMAT,
+    mooncake.DELTA_FORMAT, chat.VLLM_TIMED,
 )
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ORDER}

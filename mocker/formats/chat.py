@@ -25,7 +25,6 @@ from .named import MAX_PROMPT, UNITS, make_trace
 from .registry import Format, Head
 from .rows import (
     DECODER,
-    NotJson,
     Object,
     check_integer,
     check_integers,
@@ -119,6 +118,8 @@ class _Reader:
             part.session = session
             part.request = None if whole else request
             for turn in part.turns:
+                if turn.delay and session is None:
+                    self.fail("delay", "means nothing in a row without session_id; give a timestamp")
                 if turn.prompt < 1:
                     self.fail("row", "has a prompt without any text; a prompt needs at least one token")
         return said
@@ -191,7 +192,8 @@ class _Reader:
         if len(texts) + (length is not None) != 1:
             what = " and ".join([*texts, *(["input_length"] if length is not None else [])])
             self.fail("row", f"has {what}; a row has one prompt" if what else
-                      f"has no prompt; a row has one of {', '.join(_TEXTS)}, messages, conversations, turns, input_length")
+                      f"has no prompt; a row has one of {', '.join(_TEXTS)}, messages, conversations, turns, "
+                      "input_length")
         if length is not None:
             said.length = int(check_integer(self.source, self.line, "input_length", length, 1, MAX_PROMPT))
             if row.get("hash_ids") is not None:
@@ -247,7 +249,8 @@ class _Reader:
             said.turns.append(turn)
             if i < len(turns) - 1:
                 if turn.output > _MAX_ANSWER:
-                    self.fail(f"turns[{i}]", f"has an answer of more than {_MAX_ANSWER} tokens, which later prompts repeat")
+                    self.fail(f"turns[{i}]", f"has an answer of more than {_MAX_ANSWER} tokens, which later "
+                              "prompts repeat")
                 # What the model says is not known, only that nobody else has it.
                 said.stream.extend((self.answers, k) for k in range(turn.output))
                 self.answers += 1
@@ -354,10 +357,6 @@ def _load(source: Source) -> Trace:
                 requests.append(said.request)
                 needed = -(-turn.prompt // size)
                 prompts.append(said.hash_ids if said.length is not None else np.array(stream[:needed], np.uint64))
-    if any(turn.timestamp is None and turn.delay is not None and session is None
-           for turn, session in zip(turns, sessions, strict=True)):
-        row_number = next(i for i, turn in enumerate(turns) if turn.delay is not None and sessions[i] is None)
-        source.fail(numbers[row_number], "delay", "means nothing in a row without session_id; give a timestamp")
     if any(name is not None for name in sessions):
         # Names of their own for the others: rows of one line would share the one that a reader gives to a line.
         reader.names.update(name for name in sessions if name is not None)

@@ -119,9 +119,11 @@ def make_trace(
         source.fail(None, None, f"did not contain any requests{first}")
     size = source.block_size if block_size is None or source.given_block_size is not None else block_size
     if hash_offsets is None or hash_ids is None:
-        for row in np.flatnonzero((input_length > MAX_PROMPT) & ~gone).tolist():
+        for row in np.flatnonzero(((input_length > MAX_PROMPT) | (input_length < 0)) & ~gone).tolist():
+            given = input_length[row]
             try:
-                source.fail(int(line[row]), "input_length", f"{input_length[row]} is more than {MAX_PROMPT} tokens")
+                source.fail(int(line[row]), "input_length", "is missing; a prompt without hash ids needs it" if given < 0
+                            else f"{given} is more than {MAX_PROMPT} tokens")
             except TraceError as error:
                 if not source.skip(error):
                     raise

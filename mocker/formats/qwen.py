@@ -22,9 +22,9 @@ BLOCK_SIZE = 16
 
 def _check_id(source: Source, line: int, field: str, value: Any, low: int, high: int) -> str:
     """A chat id as text."""
-    if type(value) is int or (type(value) is str and value):
-        return str(value)
-    source.fail(line, field, f"must be an integer or a string, is {kind(value)}")
+    if type(value) is not int and not (type(value) is str and value):
+        source.fail(line, field, f"must be an integer or a string, is {kind(value)}")
+    return str(value)
 
 
 _KEYS = {name: name for name in ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")}

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-
 from .source import Source
 
 __all__ = ["OPTIONS", "Blocks", "integer_option", "number_option", "tokens_of"]
@@ -96,8 +95,9 @@ def _by_characters(chars: float) -> tuple[Callable[[str], Sequence[str]], str]:
     def tokens(text: str) -> Sequence[str]:
         count = math.ceil(len(text) / chars)
         ends = [min(math.floor((k + 1) * chars), len(text)) for k in range(count)]
-        if ends:
-            ends[-1] = len(text)
+        if not ends:
+            return []
+        ends[-1] = len(text)
         return [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
     return tokens, f"{chars:g} characters a token"
@@ -107,17 +107,20 @@ def _named(name: str) -> Any:
     """A tokenizer by `MODULE:NAME`, `tiktoken:ENCODING`, or the path of a tokenizer.json."""
     module, colon, attribute = name.rpartition(":")
     if name.endswith(".json"):
-        package, get = "tokenizers", lambda found: found.Tokenizer.from_file(name)
-    elif module == "tiktoken":
-        package, get = "tiktoken", lambda found: found.get_encoding(attribute).encode_ordinary
-    elif colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
-        package, get = module, lambda found: getattr(found, attribute)
+        package = "tokenizers"
+    elif module == "tiktoken" or (
+            colon and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        package = module
     else:
         raise ValueError(f"tokenizer {name!r} must be MODULE:FUNCTION, tiktoken:ENCODING or a tokenizer.json file")
     try:
-        return get(importlib.import_module(package))
+        found: Any = importlib.import_module(package)
+        if package == "tokenizers":
+            return found.Tokenizer.from_file(name)
+        return found.get_encoding(attribute).encode_ordinary if package == "tiktoken" else getattr(found, attribute)
     except ImportError as error:
-        raise ImportError(f"tokenizer {name!r} needs the package {package}, which cannot be imported: {error}") from error
+        raise ImportError(
+            f"tokenizer {name!r} needs the package {package}, which cannot be imported: {error}") from error
     except Exception as error:      # whatever foreign code raises for a bad name or file
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {error}") from error
 
