@@ -40,7 +40,7 @@ def plot(trace: Trace, stats: TraceStats, path: str | os.PathLike[str]) -> Path:
         make_subplots: Any = importlib.import_module("plotly.subplots").make_subplots
     except ImportError as error:
         raise ImportError(
-            "a plot needs plotly, which is not installed: pip install 'mocker-llm[report]'") from error
+            "a plot needs plotly, which is not installed: pip install 'mocker-llm[html]'") from error
     figure = make_subplots(
         rows=2, cols=2, subplot_titles=("Arrivals", "Lengths", "Prefix reuse", "Lengths, cumulative"))
     if stats.bin_ms > 0:

@@ -109,7 +109,7 @@ def load(
                 if opened is not None:
                     stack.callback(opened.close)
                 if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                    raise TraceError("is UTF-16; convert it to UTF-8", name, 1, "row")
+                    raise TraceError("is UTF-16, not UTF-8; convert the file to UTF-8", name, 1, "row")
                 sources.append(Source(
                     data=data,
                     start=len(BOM) if data[:3] == BOM else 0,

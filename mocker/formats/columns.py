@@ -36,6 +36,7 @@ _ARRAYS = {
     "output_token_offsets": "<i8", "output_token_ids": "<u4", "clamped": "<i8", "wait_offsets": "<i8",
     "wait_rows": "<i8", "cancel_after_ms": "<f8",
 }
+_DTYPES = {name: np.dtype(name) for name in ("|u1", *sorted(set(_ARRAYS.values())))}
 _STRINGS = ("session_ids", "request_ids", "policy_class")
 
 
@@ -136,12 +137,11 @@ def _column(source: Source, data: bytes | mmap.mmap, start: int, name: str, plac
     """One column; no copy."""
     try:
         dtype, length, at = place
-        kind = np.dtype(dtype)
-        if not (isinstance(dtype, str) and type(length) is int and type(at) is int and kind.kind in "iuf"
-                and kind.itemsize <= 8 and length >= 0 and at >= 0 and at % _ALIGN == 0
+        kind = _DTYPES[dtype]
+        if not (type(length) is int and type(at) is int and length >= 0 and at >= 0 and at % _ALIGN == 0
                 and at + length * kind.itemsize <= len(data) - start):
             raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError):
         source.fail(None, name, f"has an impossible place in the file ({str(place)[:60]}); make it again")
     if not length:
         return np.empty(0, kind)

@@ -121,9 +121,10 @@ def make_trace(
     if hash_offsets is None or hash_ids is None:
         for row in np.flatnonzero(((input_length > MAX_PROMPT) | (input_length < 0)) & ~gone).tolist():
             given = input_length[row]
+            problem = "is missing; a prompt without hash ids needs it" if given < 0 else \
+                f"{given} is more than {MAX_PROMPT} tokens"
             try:
-                source.fail(int(line[row]), "input_length", "is missing; a prompt without hash ids needs it" if given < 0
-                            else f"{given} is more than {MAX_PROMPT} tokens")
+                source.fail(int(line[row]), "input_length", problem)
             except TraceError as error:
                 if not source.skip(error):
                     raise
