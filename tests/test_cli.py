@@ -111,7 +111,7 @@ def test_trace_defaults(stand):
         "router_seed": 0,
         "arrival_speedup_ratio": 1.0,
         "trace_block_size": None,
-        "trace_format": "mooncake",
+        "trace_format": "auto",
         "trace_shared_prefix_ratio": 0.0,
         "trace_num_prefix_groups": 0,
         "max_sim_time_ms": None,
@@ -207,16 +207,16 @@ def test_scheduler_rules_are_those_of_the_engine():
         ("--input-tokens 5", ["also needs --output-tokens, --request-count"]),
         ("--shared-prefix-ratio 0.5", ["also needs --input-tokens, --output-tokens, --request-count"]),
         ("--trace-format dynamo {syn}", ["--trace-format dynamo needs a trace file"]),
-        ("trace.jsonl other.jsonl", ["--trace-format mooncake takes one trace file, got 2"]),
+        ("trace.jsonl other.jsonl --trace-format mooncake", ["--trace-format mooncake takes one trace file, got 2"]),
         ("trace.jsonl --trace-format applied_compute_agentic", ["needs --replay-concurrency"]),
-        ("trace.jsonl --trace-format csv", ["--trace-format", "'csv'", "mooncake"]),
+        ("trace.jsonl --trace-format xml", ["--trace-format", "'xml'", "mooncake"]),
         ("{syn} --report-jsonl r.jsonl", ["--report-jsonl needs a trace file", "--per-request"]),
         ("{syn} --max-sim-time-seconds 1", ["--max-sim-time-seconds needs a trace file"]),
         ("trace.jsonl --report-jsonl r --planner-config {{}}", ["--report-jsonl", "with --planner-config"]),
         ("trace.jsonl --max-sim-time-seconds 1 --planner-config {{}}", ["--max-sim-time-seconds", "--planner-config"]),
         ("trace.jsonl --report-jsonl r --replay-mode online", ["--report-jsonl needs --replay-mode offline"]),
         ("trace.jsonl --planner-config {{}} --replay-mode online", ["--planner-config needs --replay-mode offline"]),
-        ("trace.jsonl --planner-config {{}} --trace-format auto", ["--planner-config needs --trace-format mooncake"]),
+        ("trace.jsonl --planner-config {{}} --trace-format csv", ["--planner-config needs --trace-format mooncake"]),
         ("trace.jsonl --num-workers 0", ["--num-workers", "at least 1, got 0"]),
         ("trace.jsonl --num-workers two", ["--num-workers", "integer, got 'two'"]),
         ("trace.jsonl --replay-concurrency 0", ["--replay-concurrency", "at least 1"]),
@@ -637,3 +637,23 @@ def test_real_goodput(real, capsys):
     assert run("t.jsonl", "--sla-e2e-ms", "1e9", "--report-json", "r.json", "--report-jsonl", "r.jsonl") == 0
     assert json.loads(Path("r.json").read_text())["goodput_completed_requests"] == 1
     assert len(Path("r.jsonl").read_text().splitlines()) == 1
+
+
+def test_reading_flags_recipes_and_the_defaults_of_the_reference(stand, tmp_path, capsys):
+    assert run("trace.jsonl", "--on-error", "skip", "--trace-cache", "c", "--trace-option", "time-unit=s") == 0
+    assert stand.options["trace_options"] == {"on_error": "skip", "cache": "c", "time_unit": "s"}
+    assert run("--recipe", "count=5; input=9") == 0
+    assert stand.workload.count == 5 and "trace_options" not in stand.options
+    capsys.readouterr()
+    assert "--recipe stands alone; drop the trace file" in refused(capsys, "trace.jsonl", "--recipe", "count=5")
+    assert replay_main(["trace.jsonl", "--quiet", "--report-json", str(tmp_path)], "python -m mocker.replay") == 0
+    assert stand.options["trace_format"] == "mooncake"
+
+
+def test_replay_of_a_trace_with_bad_rows(tmp_path, capsys):
+    trace = tmp_path / "t.csv"
+    trace.write_text("timestamp,input_tokens,output_tokens\n0,10,2\n1,ten,2\n2,10,2\n")
+    argv = ["replay", str(trace), "--report-json", str(tmp_path), "--no-progress", "--quiet"]
+    assert main(argv) == 2 and "t.csv:3: input_length: must be a number" in capsys.readouterr().err
+    assert main([*argv, "--on-error", "skip"]) == 0
+    assert "skipped 1 rows" in capsys.readouterr().err

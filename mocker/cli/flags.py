@@ -81,3 +81,45 @@ def json_object(parser: argparse.ArgumentParser, flag: str, text: str) -> dict[s
 
 def dest(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
+
+
+def add_reading_flags(group: Any) -> None:
+    """The flags that say how a trace file is read, where they go beyond format and block size."""
+    group.add_argument("--on-error", choices=("raise", "skip"), default="raise",
+                       help="a row that cannot be read: stop, or leave it out, list it and go on (default: raise)")
+    group.add_argument("--trace-option", metavar="NAME=VALUE", action="append", default=[],
+                       help="an option of the format, see docs/formats.md; repeatable")
+    group.add_argument("--trace-cache", metavar="DIR",
+                       help="keep binary copies of the files that are read here, and map them the next time")
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `Trace.load` from these flags.
+
+    Raises
+    ------
+    ValueError
+        A --trace-option that is no assignment.
+    """
+    options: dict[str, Any] = {}
+    if args.on_error != "raise":
+        options["on_error"] = args.on_error
+    if args.trace_cache is not None:
+        options["cache"] = args.trace_cache
+    for text in args.trace_option:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise ValueError(f"--trace-option {text}: expected NAME=VALUE")
+        if name in options or name in ("path", "format", "block_size", "on_short_hash_ids", "on_error", "cache"):
+            raise ValueError(f"--trace-option {text}: {name} is given twice, or has a flag of its own")
+        options[name] = value
+    return options
+
+
+def text_or_file(text: str) -> str:
+    """A text, or for @FILE what the file holds."""
+    if not text.startswith("@"):
+        return text
+    with open(text[1:], encoding="utf-8") as file:
+        return file.read()

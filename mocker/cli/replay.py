@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mocker.report import format_report_table, write_report_json
 
+from .flags import reading_options, text_or_file
 from .replay_args import aic_perf_config, engine_args, planner, read_engine_values, router_config, with_model
 from .replay_flags import build_parser, check_files, check_rules
 from .terminal import (
@@ -28,6 +29,7 @@ from .terminal import (
     drop_stdout,
     print_text,
     progress_bar,
+    report_skipped,
 )
 from .unsupported import refuse_unsupported
 
@@ -35,11 +37,14 @@ if TYPE_CHECKING:
     from mocker.simulation import Simulation
     from mocker.timeline import Recording
 
-__all__ = ["replay_main"]
+__all__ = ["REFERENCE_PROG", "replay_main"]
+
+REFERENCE_PROG = "python -m mocker.replay"
+"""Name of the command that has the reference's defaults."""
 
 
 def _parse(argv: Sequence[str], prog: str) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = build_parser(prog)
+    parser = build_parser(prog, reference=prog == REFERENCE_PROG)
     args = parser.parse_intermixed_args(argv)
     check_rules(parser, args)
     if args.router_policy_config is None and args.router_mode == "kv_router":
@@ -72,9 +77,12 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
     }
     args.assumptions = with_model(args, options)
     from mocker.replay import SyntheticSpec, simulate
+    from mocker.synth import Recipe
 
-    workload: str | list[str] | SyntheticSpec
-    if args.trace_files:
+    workload: str | list[str] | SyntheticSpec | Recipe
+    if args.recipe is not None:
+        workload = Recipe.parse(text_or_file(args.recipe))
+    elif args.trace_files:
         workload = args.trace_files[0] if len(args.trace_files) == 1 else args.trace_files
     else:
         workload = SyntheticSpec(
@@ -87,6 +95,9 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             num_prefix_groups=args.num_prefix_groups,
             inter_turn_delay_ms=args.inter_turn_delay_ms,
         )
+    reading = reading_options(args)
+    if reading:
+        options["trace_options"] = reading
     seconds = args.max_sim_time_seconds
     with progress_bar(enabled=not args.no_progress and not args.quiet) as progress:
         return simulate(
@@ -179,6 +190,8 @@ def replay_main(argv: Sequence[str] | None = None, prog: str | None = None) -> i
             status = EXIT_FAILED
             # The numbers are there: print them below all the same.
             complain(parser.prog, f"the results could not be written: {describe(error)}", debug=args.debug)
+        if "skipped_rows" in simulation.meta:
+            report_skipped(simulation.meta["skipped_rows"])
         if not args.quiet:
             from mocker.reports.summary import summary_lines
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .flags import AIC_FLAGS, at_least, dest, number_in
+from mocker.formats import FORMATS
+
+from .flags import AIC_FLAGS, add_reading_flags, at_least, dest, number_in
 from .unsupported import UNSUPPORTED
 
-TRACE_FORMATS = ("mooncake", "mooncake-delta", "agentic_mooncake", "applied_compute_agentic", "dynamo")
 PER_REQUEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 TRACE_OUT_SUFFIXES = (".json", ".json.gz")
 TIMESERIES_SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -26,10 +27,12 @@ SCHEDULER_RULES = ("dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async")
 """Whose scheduler decides, by name, see `mocker.rules`."""
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
+    """The parser; with `reference`, defaults are those of the reference's command."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} FILE [options]\n       {prog} --input-tokens N --output-tokens N --request-count N [options]",
+        usage=f"{prog} FILE [options]\n       {prog} --input-tokens N --output-tokens N --request-count N [options]\n"
+              f"       {prog} --recipe TEXT [options]",
         description="Simulate serving a trace, or a synthetic workload, and report latencies and throughput.",
     )
     not_yet = {entry.what for entry in UNSUPPORTED}
@@ -58,8 +61,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("trace_files", nargs="*", metavar="FILE", help="trace to replay")
 
     group = parser.add_argument_group("trace")
-    formats = ", ".join(name for name in TRACE_FORMATS if f"--trace-format {name}" not in not_yet)
-    choice(group, "--trace-format", (*TRACE_FORMATS, "auto"), f"format; supported so far: {formats}, auto", "mooncake")
+    known = "format, see docs/formats.md; auto: by looking at the start of the file"
+    choice(group, "--trace-format", ("auto", *FORMATS), known, "mooncake" if reference else "auto")
     count(group, "--trace-block-size", 1, "tokens that one hash id stands for; 512 if not given")
     only = "(applied_compute_agentic only)"
     share = f"share of the first prompt that is common {only}"
@@ -67,8 +70,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     count(group, "--trace-num-prefix-groups", 0, f"number of groups of sessions with a common prefix {only}", 0)
     short = "hash ids that do not cover the input length: refuse the trace, or shorten the prompt and count it"
     choice(group, "--on-short-hash-ids", ("error", "clamp"), short, "error")
+    add_reading_flags(group)
 
     group = parser.add_argument_group("synthetic workload")
+    text(group, "--recipe", "TEXT", "KEY=VALUE; … or JSON, or @FILE with it, see docs/traces.md; stands alone")
     count(group, "--input-tokens", 1, "prompt length")
     count(group, "--output-tokens", 1, "output length")
     count(group, "--request-count", 1, "number of requests, or of sessions with --turns-per-session")
@@ -168,6 +173,10 @@ def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     }
     given = [flag for flag, value in sizes.items() if value is not None]
     given += [flag for flag, value in shapes.items() if value]
+    if args.recipe is not None:
+        if given or from_file:
+            parser.error(f"--recipe stands alone; drop {', '.join(given) or 'the trace file'}")
+        return
     missing = [flag for flag, value in sizes.items() if value is None]
 
     if from_file and given:
@@ -196,7 +205,7 @@ def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     if args.planner_config is not None:
         if args.replay_mode != "offline":
             parser.error("--planner-config needs --replay-mode offline")
-        if from_file and args.trace_format != "mooncake":
+        if from_file and args.trace_format not in ("mooncake", "auto"):
             parser.error("--planner-config needs --trace-format mooncake")
     if args.prefill_engine_args is not None or args.decode_engine_args is not None:
         if args.engine:
@@ -213,6 +222,8 @@ def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     for name in args.trace_files:
         if os.path.isdir(name):
             parser.error(f"trace file {name} is a folder; name the file in it")
+        if name == "-":
+            continue
         if not os.path.exists(name):
             parser.error(f"trace file {name} does not exist")
         owners[os.path.realpath(name)] = "the trace"

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 EXIT_OK = 0
@@ -46,6 +46,14 @@ def describe(error: BaseException) -> str:
         return text
     name = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
     return f"{name}: {text}" if text else name
+
+
+def report_skipped(errors: Sequence[str], shown: int = 10) -> None:
+    """Tell on stderr which rows of a trace were left out."""
+    for error in errors[:shown]:
+        sys.stderr.write(f"skipped: {error}\n")
+    more = f", {len(errors) - shown:,} of them not shown" if len(errors) > shown else ""
+    sys.stderr.write(f"skipped {len(errors):,} rows{more}\n")
 
 
 def complain(prog: str, message: str, *, debug: bool) -> None:

@@ -12,43 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .flags import at_least, number_in
-from .terminal import EXIT_FAILED, EXIT_OK, guarded, print_text
+from .flags import add_reading_flags, at_least, number_in, reading_options, text_or_file
+from .terminal import EXIT_FAILED, EXIT_OK, guarded, print_text, report_skipped
 
 if TYPE_CHECKING:
     from mocker.trace import Trace
 
-__all__ = ["add_reading_flags", "reading_options", "trace_main"]
-
-
-def add_reading_flags(group: Any) -> None:
-    """The flags that say how a trace file is read, where they go beyond format and block size."""
-    group.add_argument("--on-error", choices=("raise", "skip"), default="raise",
-                       help="a row that cannot be read: stop, or leave it out, list it and go on (default: raise)")
-    group.add_argument("--trace-option", metavar="NAME=VALUE", action="append", default=[],
-                       help="an option of the format, see docs/formats.md; repeatable")
-    group.add_argument("--trace-cache", metavar="DIR",
-                       help="keep binary copies of the files that are read here, and map them the next time")
-
-
-def reading_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of `Trace.load` from these flags.
-
-    Raises
-    ------
-    ValueError
-        A --trace-option that is no assignment.
-    """
-    options: dict[str, Any] = {"on_error": args.on_error, "cache": args.trace_cache}
-    for text in args.trace_option:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or not name:
-            raise ValueError(f"--trace-option {text}: expected NAME=VALUE")
-        if name in options or name in ("path", "format", "block_size", "on_short_hash_ids"):
-            raise ValueError(f"--trace-option {text}: {name} is given twice, or has a flag of its own")
-        options[name] = value
-    return options
+__all__ = ["trace_main"]
 
 
 def _load(args: argparse.Namespace, name: str, **changes: Any) -> Trace:
@@ -59,16 +29,8 @@ def _load(args: argparse.Namespace, name: str, **changes: Any) -> Trace:
              "on_short_hash_ids": args.on_short_hash_ids, **reading_options(args), **changes}
     trace = Trace.load(name, **given)
     if trace.skipped and args.on_error == "skip":
-        report_skipped(trace)
+        report_skipped([str(error) for error in trace.skipped])
     return trace
-
-
-def report_skipped(trace: Trace, shown: int = 10) -> None:
-    """Tell on stderr which rows were left out."""
-    for error in trace.skipped[:shown]:
-        sys.stderr.write(f"skipped: {error}\n")
-    more = f", {len(trace.skipped) - shown:,} of them not shown" if len(trace.skipped) > shown else ""
-    sys.stderr.write(f"skipped {len(trace.skipped):,} rows{more}\n")
 
 
 def _write(args: argparse.Namespace, trace: Trace) -> int:
@@ -173,11 +135,7 @@ def _generate(args: argparse.Namespace) -> int:
     if args.recipe is not None:
         if values:
             raise ValueError(f"--recipe stands alone; leave out --{next(iter(values)).replace('_', '-')}")
-        text = args.recipe
-        if text.startswith("@"):
-            with open(text[1:], encoding="utf-8") as file:
-                text = file.read()
-        return _write(args, Recipe.parse(text).trace())
+        return _write(args, Recipe.parse(text_or_file(args.recipe)).trace())
     return _write(args, Recipe.from_dict(values).trace())
 
 

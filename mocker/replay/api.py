@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +227,7 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
 
 
 def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format: str, block_size: int | None,
-          on_short: str, sharing: tuple[float, int]) -> Trace:
+          on_short: str, sharing: tuple[float, int], options: Mapping[str, Any]) -> Trace:
     if isinstance(workload, Recipe):
         workload = workload.trace()
     if isinstance(workload, Trace):
@@ -237,9 +237,9 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format
     files = [workload] if isinstance(workload, (str, os.PathLike)) else list(workload)
     if not files:
         raise ValueError("trace replay requires at least one trace file")
-    options: dict[str, Any] = {} if sharing == (0.0, 0) else {
+    shared: dict[str, Any] = {} if sharing == (0.0, 0) else {
         "shared_prefix_ratio": sharing[0], "num_prefix_groups": sharing[1]}
-    return Trace.load(files, trace_format, block_size, on_short, **options)
+    return Trace.load(files, trace_format, block_size, on_short, **shared, **options)
 
 
 def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode: MockEngineArgs | None, workers: int,
@@ -272,7 +272,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool = True,
               force_tokens: bool = False, recording: Recording | None = None, watch: Any = None,
-              planner: Planner | None = None) -> tuple[_Run, Report]:
+              planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -291,7 +291,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
     if isinstance(workload, SyntheticSpec):
         ready = from_synthetic(workload, block_size=args.block_size, closed_loop=closed, speedup=speedup)
     else:
-        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing)
+        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
     run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
                None if planner is None else Planning(planner))
@@ -456,7 +456,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
              progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
-             planner: Planner | None = None,
+             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
              _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
@@ -467,6 +467,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     fast_forward : bool
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
         them; the results are the same to the last bit.
+    trace_options : mapping, optional
+        Further keywords of `Trace.load` for a trace file: ``on_error``, ``cache`` and the options of its format. Rows
+        that were left out are listed in ``Simulation.meta["skipped_rows"]``.
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
@@ -497,13 +500,16 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward,
-        force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner)
+        force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner,
+        trace_options=trace_options)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio,
             "arguments": arguments,
             "sla": {"ttft_ms": sla_ttft_ms, "itl_ms": sla_itl_ms, "e2e_ms": sla_e2e_ms}}
+    if run.workload.trace is not None and run.workload.trace.skipped:
+        meta["skipped_rows"] = [str(error) for error in run.workload.trace.skipped]
     columns = _columns(run)
     scaling = [] if run.planning is None else run.planning.events
     if recording is None:
