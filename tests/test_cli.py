@@ -640,12 +640,11 @@ def test_real_goodput(real, capsys):
 
 
 def test_reading_flags_recipes_and_the_defaults_of_the_reference(stand, tmp_path, capsys):
+    assert "--recipe stands alone; drop the trace file" in refused(capsys, "trace.jsonl", "--recipe", "count=5")
     assert run("trace.jsonl", "--on-error", "skip", "--trace-cache", "c", "--trace-option", "time-unit=s") == 0
     assert stand.options["trace_options"] == {"on_error": "skip", "cache": "c", "time_unit": "s"}
     assert run("--recipe", "count=5; input=9") == 0
     assert stand.workload.count == 5 and "trace_options" not in stand.options
-    capsys.readouterr()
-    assert "--recipe stands alone; drop the trace file" in refused(capsys, "trace.jsonl", "--recipe", "count=5")
     assert replay_main(["trace.jsonl", "--quiet", "--report-json", str(tmp_path)], "python -m mocker.replay") == 0
     assert stand.options["trace_format"] == "mooncake"
 
