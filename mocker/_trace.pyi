@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ class MooncakeRows:
     planned: NDArray[np.int64]
     output_token_ids: NDArray[np.uint32]
 
-def scan_mooncake(data: Any, start: int = 0, all_slow: bool = False) -> MooncakeRows: ...
+def scan_mooncake(
+    data: Any, start: int = 0, all_slow: bool = False, release: Callable[[int, int], None] | None = None
+) -> MooncakeRows: ...
 def link_turns(
     session: NDArray[np.int32],
     sessions: int,

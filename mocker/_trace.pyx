@@ -8,7 +8,6 @@ readers must agree on it.
 
 Cost: `scan_mooncake` is O(bytes), one walk after a count of the lines, without the GIL; `link_turns` is O(rows).
 """
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport NAN, isfinite, isnan
 from libc.stdint cimport INT32_MAX, UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -16,11 +15,15 @@ from libc.string cimport memchr, memcmp
 
 import numpy as np
 
+cdef extern from "Python.h":
+    double PyOS_string_to_double(const char *text, char **end, void *overflow) except? -1.0
+
 cdef enum:
     NOT_TAKEN = 0           # the row is for the slow reader
     TAKEN = 1
     FULL_IDS = 2            # no room for another hash id: enlarge, then scan this row again
     FULL_TOKENS = 3         # the same for planned output tokens
+    PAUSED = 4              # at `Scan.limit`
 
 cdef enum:                  # keys of a row; bits of "already seen"
     UNKNOWN = 0
@@ -57,6 +60,7 @@ cdef struct Scan:
     const uint8_t *base     # first byte of the file
     const uint8_t *end      # one past the last newline; every row before it ends with one
     const uint8_t *pos      # start of the next line
+    const uint8_t *limit    # no row that starts here or later is read before a pause; at most `end`
     int64_t lines           # lines passed, blank ones too
     int64_t rows            # rows written, slow ones too
     int64_t ids             # hash ids written
@@ -92,6 +96,7 @@ cdef double[20] TEN = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1
                        1e17, 1e18, 1e19]
 cdef enum:
     MAX_LATE = 64           # longer numbers might overflow a double: slow reader
+    RELEASE_BYTES = 1 << 26  # bytes between two calls of `release`
 
 
 # No function below tests for the end of the buffer: each step forward passes a byte that is known not to be a newline,
@@ -395,10 +400,10 @@ cdef void _mark_slow(Scan *s, const uint8_t *start, const uint8_t *stop) noexcep
 
 
 cdef int _scan(Scan *s, bint all_slow) noexcept nogil:
-    """Read rows up to the last newline; TAKEN, or a FULL_ code before a row that needs more room."""
+    """Read rows up to the last newline; TAKEN, PAUSED, or a FULL_ code before a row that needs more room."""
     cdef const uint8_t *p
     cdef int status
-    while s.pos < s.end:
+    while s.pos < s.limit:
         p = s.pos
         while p[0] == c' ' or 0x0b <= p[0] <= 0x0d or p[0] == c'\t':
             p += 1
@@ -416,7 +421,7 @@ cdef int _scan(Scan *s, bint all_slow) noexcept nogil:
         s.lines += 1
         s.line[s.rows] = s.lines
         s.rows += 1
-    return TAKEN
+    return TAKEN if s.pos >= s.end else PAUSED
 
 
 cdef int64_t _count_lines(const uint8_t *p, const uint8_t *end) noexcept nogil:
@@ -460,30 +465,37 @@ cdef class MooncakeRows:
     cdef readonly list session_ids, request_ids, policy_class
 
 
-cdef list _strings(const uint8_t *base, const int64_t *at, int64_t rows):
+cdef int64_t _let_go(object release, int64_t kept, int64_t at) except -1:
+    """Give back the stretch from `kept` to `at` if it is long enough; where the next one begins."""
+    if release is None or at - kept < RELEASE_BYTES:
+        return kept
+    release(kept, at - kept)
+    return at
+
+
+cdef list _strings(const uint8_t *base, const int64_t *at, int64_t rows, object release):
     """The plain strings that start at `at` (0 = None)."""
     cdef list found = [None] * rows
+    cdef int64_t kept = 0
     cdef const uint8_t *p
     cdef int64_t row
     for row in range(rows):
         if at[row]:
             p = base + at[row]
             found[row] = PyUnicode_DecodeASCII(<const char *>p, _string(p) - p, NULL)
+            kept = _let_go(release, kept, at[row])
     return found
 
 
-cdef int _read_late(const uint8_t *base, const int64_t *at, double *column, int64_t rows) except -1:
-    """Fill in the numbers that only Python's float rounds correctly."""
-    cdef const uint8_t *p
-    cdef const uint8_t *q
-    cdef int64_t row
+cdef int _read_late(const uint8_t *base, const int64_t *at, double *column, int64_t rows, object release) except -1:
+    """Fill in the numbers that need more than one exact operation, as Python's float rounds them."""
+    cdef int64_t row, kept = 0
+    cdef char *end
     for row in range(rows):
         if at[row]:
-            p = base + at[row]
-            q = p
-            while q[0] == c'-' or q[0] == c'.' or 48 <= q[0] <= 57:
-                q += 1
-            column[row] = float(PyBytes_FromStringAndSize(<const char *>p, q - p))
+            # Stops at what ends the number; the newline of the row at the latest.
+            column[row] = PyOS_string_to_double(<const char *>base + at[row], &end, NULL)
+            kept = _let_go(release, kept, at[row])
     return 0
 
 
@@ -494,7 +506,7 @@ cdef object _wider(object ids, int64_t used, int64_t least):
     return wider
 
 
-def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all_slow=False):
+def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all_slow=False, release=None):
     """Read the usual rows of a Mooncake JSONL buffer, and mark the others.
 
     Parameters
@@ -505,6 +517,9 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
         First byte to read, e.g. after a byte order mark.
     all_slow : bool
         Mark every row (tests compare the two readers with it).
+    release : callable, optional
+        ``release(first byte, bytes)`` is told of stretches that are not needed for a while, so that the pages of a
+        mapped file need not all stay in memory.
 
     Returns
     -------
@@ -513,7 +528,8 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     cdef Py_ssize_t size = data.shape[0]
     cdef Scan s
     cdef const uint8_t *p
-    cdef int64_t most, room, i, k = 0
+    cdef int64_t most = 0, room, i, k = 0
+    cdef Py_ssize_t step = RELEASE_BYTES if release is not None else size + 1
     cdef bint open_end
     cdef int status
     cdef double[::1] arrival, delay
@@ -537,8 +553,15 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
         while p < s.base + size and (p[0] == c' ' or 0x09 <= p[0] <= 0x0d):
             p += 1
         open_end = p < s.base + size
-        most = _count_lines(s.pos, s.end) + open_end
-        room = most if most else 1      # so that every column has an element to point to
+    p = s.pos
+    while p < s.end:
+        with nogil:
+            most += _count_lines(p, s.end if s.end - p < step else p + step)
+        if release is not None:
+            release(p - s.base, step)
+        p += step if s.end - p > step else s.end - p
+    most += open_end
+    room = most if most else 1          # so that every column has an element to point to
     out.arrival_ms, out.delay_ms = np.empty(room), np.empty(room)
     out.input_length, out.output_length = np.empty(room, np.int64), np.empty(room, np.int64)
     out.line, out.hash_offsets = np.empty(room, np.int64), np.empty(room + 1, np.int64)
@@ -557,7 +580,12 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     s.late_delay, s.session_at, s.request_at = &marks[3, 0], &marks[4, 0], &marks[5, 0]
     s.policy_at, s.planned = &marks[6, 0], &marks[7, 0]
     s.offsets[0] = 0
+    s.limit = s.pos
     while True:
+        if s.pos >= s.limit:
+            if release is not None and s.pos > s.base + start:
+                release(s.pos - s.base - step, step)
+            s.limit = s.end if s.end - s.pos < step else s.pos + step
         with nogil:
             status = _scan(&s, all_slow)
         if status == FULL_IDS:
@@ -568,18 +596,18 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
             tokens = _wider(tokens, s.tokens, guess)
             token_ids = tokens
             s.token_ids, s.tokens_room = &token_ids[0], token_ids.shape[0]
-        else:
+        elif status == TAKEN:
             break
     if open_end:            # a last line without newline: the scanner may not run into the end of the buffer
         _mark_slow(&s, s.end, s.base + size)
         s.line[s.rows] = s.lines + 1
         s.rows += 1
     if s.late:
-        _read_late(s.base, s.late_arrival, s.arrival, s.rows)
-        _read_late(s.base, s.late_delay, s.delay, s.rows)
-    out.session_ids = _strings(s.base, s.session_at, s.rows) if s.sessions else None
-    out.request_ids = _strings(s.base, s.request_at, s.rows) if s.requests else None
-    out.policy_class = _strings(s.base, s.policy_at, s.rows) if s.policies else None
+        _read_late(s.base, s.late_arrival, s.arrival, s.rows, release)
+        _read_late(s.base, s.late_delay, s.delay, s.rows, release)
+    out.session_ids = _strings(s.base, s.session_at, s.rows, release) if s.sessions else None
+    out.request_ids = _strings(s.base, s.request_at, s.rows, release) if s.requests else None
+    out.policy_class = _strings(s.base, s.policy_at, s.rows, release) if s.policies else None
     out.planned = notes[7, :s.rows].copy()
     out.output_token_ids = tokens[:s.tokens].astype(np.uint32)
     out.slow = np.empty((s.slow, 3), np.int64)

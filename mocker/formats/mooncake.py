@@ -51,7 +51,7 @@ KEYS = {
 
 def load(source: Source) -> Trace:
     """Read JSONL with one request a line."""
-    rows = _trace.scan_mooncake(source.data, source.start, source.slow)
+    rows = _trace.scan_mooncake(source.data, source.start, source.slow, source.release)
     columns = _Columns(rows)
     error: TraceError | None = None
     if len(rows.slow):

@@ -5,7 +5,7 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -60,6 +60,20 @@ class Source:
     def fail(self, line: int | None, field: str | None, problem: str) -> NoReturn:
         """Raise the error of a place in this file."""
         raise TraceError(problem, self.path, line, field) from None
+
+    @property
+    def release(self) -> Callable[[int, int], None] | None:
+        """A function that takes a stretch of a mapped file out of this process's memory; None if nothing does."""
+        data = self.data
+        if not isinstance(data, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+            return None
+
+        def release(start: int, size: int) -> None:
+            first = max(start, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < min(start + size, len(data)):
+                data.madvise(mmap.MADV_DONTNEED, first, min(start + size, len(data)) - first)
+
+        return release
 
     def skip(self, error: TraceError) -> bool:
         """Note the error of a row that is left out; False if it has to be raised.
