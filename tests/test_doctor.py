@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_statistics():
     assert "saves 37.3% of the prompt tokens" in text and "12,031 requests" in text
     with pytest.raises(ValueError, match="more than 1,000,000"):
         doctor.statistics(Trace.load(sample_trace_path()), bin_ms=0.01)
+
+
+def test_prompts_that_depend_on_answers():
+    trace = replace(trace_of([[1], [1]], session=[0, 0]), accumulate=True)
+    assert doctor.statistics(trace).reuse is None
+    assert "those of the additions" in doctor.stats_text(doctor.statistics(trace))
+    with pytest.raises(ValueError, match="depend on the answers"):
+        doctor.prefix_reuse(trace)
 
 
 def test_statistics_of_almost_nothing():

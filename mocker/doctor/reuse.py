@@ -78,8 +78,12 @@ def prefix_reuse(trace: Trace, block_size: int | None = None) -> Reuse:
     Raises
     ------
     ValueError
-        The block size is below 1.
+        The block size is below 1; or the turns of the trace only add to their prompts, which nobody knows before the
+        answers.
     """
+    if trace.accumulate:
+        raise ValueError("the prompts of this trace depend on the answers (its turns add to them), so their reuse is "
+                         "not known before a replay")
     size = trace.block_size if block_size is None else int(block_size)
     if size < 1:
         raise ValueError(f"block_size must be at least 1, is {size}")

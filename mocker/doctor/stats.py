@@ -65,6 +65,8 @@ class TraceStats:
     arrivals, arriving_tokens : int64[bins]
         Rows, and tokens of their prompts, that arrive in each bin, from the first arrival on.
     reuse : Reuse, optional
+    accumulate : bool
+        Lengths of prompts are what each turn adds.
     """
 
     requests: int
@@ -83,6 +85,7 @@ class TraceStats:
     arrivals: NDArray[np.int64] = field(repr=False)
     arriving_tokens: NDArray[np.int64] = field(repr=False)
     reuse: Reuse | None = field(default=None, repr=False)
+    accumulate: bool = False
 
     @property
     def rate(self) -> float:
@@ -129,7 +132,7 @@ def statistics(
     ----------
     trace : Trace
     reuse : bool
-        Analyse prefix reuse too, the slowest part.
+        Analyse prefix reuse too, the slowest part; not done where prompts depend on answers (`Trace.accumulate`).
     block_size : int, optional
         Tokens of a block of the cache in that analysis; that of the trace if left out.
     bin_ms : float, optional
@@ -167,4 +170,5 @@ def statistics(
         output_length=Distribution.of(trace.output_length), gap_ms=Distribution.of(np.diff(moments)),
         turns=Distribution.of(np.bincount(trace.session) if trace.n else trace.session),
         think_ms=Distribution.of(trace.delay_ms[later]), bin_ms=float(width), arrivals=arrivals,
-        arriving_tokens=tokens, reuse=prefix_reuse(trace, block_size) if reuse else None)
+        arriving_tokens=tokens,
+        reuse=prefix_reuse(trace, block_size) if reuse and not trace.accumulate else None, accumulate=trace.accumulate)

@@ -59,6 +59,8 @@ def stats_text(stats: TraceStats, source: str = "") -> str:
         f"{stats.requests:,} requests{sessions}, {stats.input_tokens:,} input and {stats.output_tokens:,} output "
         f"tokens, block size {stats.block_size}",
     ]
+    if stats.accumulate:
+        lines.append("turns add to the prompts of their sessions: prompt lengths below are those of the additions")
     rows = [_row("prompt, tokens", stats.input_length), _row("answer, tokens", stats.output_length)]
     if stats.gap_ms.count:
         rows.append(_row("gap between arrivals, ms", stats.gap_ms))

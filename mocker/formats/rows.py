@@ -13,6 +13,7 @@ from .source import Source
 MAX_INT64 = 2**63 - 1
 MAX_UINT64 = 2**64 - 1
 MAX_UINT32 = 2**32 - 1
+MAX_ROW = 1 << 28              # bytes
 
 
 class Object(list[tuple[str, Any]]):
@@ -50,6 +51,8 @@ def lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 def decode(source: Source, line: int, raw: bytes) -> tuple[str, Object]:
     """Text and members of a line that holds one JSON object; NaN and infinities are `NotJson` in it."""
+    if len(raw) > MAX_ROW:
+        source.fail(line, "row", f"is longer than {MAX_ROW >> 20} MiB; write one JSON object a line")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

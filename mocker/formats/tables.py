@@ -25,7 +25,7 @@ from .source import Source
 
 __all__ = ["AZURE", "BURSTGPT", "CSV"]
 
-_MAX_HEADER = 1 << 20
+_MAX_ROW = 1 << 20             # bytes, of the header too
 _MAX_INTEGER = 2**53            # a double holds every integer up to here
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -53,7 +53,7 @@ def _header(source: Source) -> tuple[list[str], int, int]:
     while True:
         stop = data.find(b"\n", start)
         end = len(data) if stop < 0 else stop
-        if end - start > _MAX_HEADER:
+        if end - start > _MAX_ROW:
             source.fail(line, "row", "is longer than 1 MiB; a CSV file begins with the names of its columns")
         row = bytes(data[start:end])
         if row.strip() or stop < 0:
@@ -70,7 +70,7 @@ def _header(source: Source) -> tuple[list[str], int, int]:
 
 def _first_cells(source: Source, start: int) -> list[str]:
     """Cells of the first row after the header, to see what they hold."""
-    for text in bytes(source.data[start:start + _MAX_HEADER]).decode(errors="replace").splitlines():
+    for text in bytes(source.data[start:start + _MAX_ROW]).decode(errors="replace").splitlines():
         if text.strip():
             try:
                 return next(csv.reader([text]), [])
@@ -147,6 +147,8 @@ def _read_slowly(
 
 def _cells(source: Source, table: _Table, line: int, raw: bytes) -> dict[str, Any]:
     """The fields of one row, checked."""
+    if len(raw) > _MAX_ROW:
+        source.fail(line, "row", "is longer than 1 MiB, which no row of numbers is")
     try:
         cells = next(csv.reader([raw.decode().rstrip("\r\n")], strict=True), [])
     except UnicodeDecodeError as error:
