@@ -90,4 +90,5 @@ cdef class Cluster(Workers):
     cdef bint completions(self) noexcept nogil
     cdef bint apart(self) noexcept nogil
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil
+    cdef bint tick_below(self) noexcept nogil
     cdef bint settle(self, int64_t* done) noexcept nogil

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from ._collect import Collector
 from ._engine import EngineCore
+from ._offload_engine import OffloadWorld
 from ._paths import PathTable
 from ._record import Recorder
 from ._router import RouterCore
@@ -27,6 +28,7 @@ class Cluster:
     numbers: NDArray[np.int32]
     roles: list[int]
     ticks: int
+    offload: OffloadWorld | None
     def __init__(
         self, engines: list[EngineCore] | list[RulesEngine] | list[SglangEngine], collector: Collector,
         arrival: NDArray[np.float64],
@@ -37,6 +39,7 @@ class Cluster:
     recorder: Recorder | None
     def record(self, recorder: Recorder) -> None: ...
     def capacities(self) -> NDArray[np.int64]: ...
+    def set_offload(self, world: OffloadWorld) -> None: ...
     def set_ranks(self, priority: NDArray[np.int64], strict: NDArray[np.int64],
                   policy: NDArray[np.int32]) -> None: ...
     def set_planner(self, planner: Callable[[float], tuple[tuple[int | None, int | None] | None, float | None]],

@@ -20,6 +20,7 @@ from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
 from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport path_free, path_reserve
+from mocker._offload_pass cimport tiers_begin
 from mocker._record cimport timeline_queue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, router_arrival, router_cancel, router_completed, router_drain,
@@ -416,6 +417,10 @@ cdef class Cluster(Workers):
             other = self.events.items[0].at if self.events.used > 0 else INFINITY
             if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
                 at = other                     # the single-worker closed loop looks for arrivals between passes only
+            if self.offload is not None:
+                other = self.next_below()
+                if other < at:
+                    at = other
             if at == INFINITY:
                 if self.rescue():
                     if not self.settle(&done):
@@ -481,6 +486,8 @@ cdef class Cluster(Workers):
         cdef double until
         while changed:
             changed = self.events.used > 0 and self.events.items[0].at == self.now
+            if self.offload is not None and self.tick_below():
+                changed = True
             if not self.completions():
                 return False
             if self.planner is not None and not self.starting():
@@ -669,12 +676,30 @@ cdef class Cluster(Workers):
             raise MemoryError
         return 0
 
+    cdef bint tick_below(self) noexcept nogil:
+        """Time passes below all workers, busy ones too, by number; whether a router was told something."""
+        cdef int64_t worker
+        cdef Core* c
+        cdef bint told = False
+        if self.single:
+            return False
+        for worker in range(self.workers):
+            c = <Core*>self.cores[worker]
+            if c.tiers == NULL:
+                continue
+            tiers_begin(c, self.now)
+            if self.route != NULL and c.pool.events_used > 0:
+                told = True
+                router_events(self.route, <int32_t>worker, &c.pool)
+        return told
+
     # -- going on alone -----------------------------------------------------------------------------------------------
 
     cdef bint apart(self) noexcept nogil:
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
         return (self.limit_active == 0 and self.next_rows.shape[0] == 0
                 and (self.route == NULL or self.route.queued == 0)
+                and (self.offload is None or not (self.offload.w.g3.there or self.offload.w.g4.there))
                 and not (self.kind == KIND_RULES and self.rules[0].rules & RULE_LATE))
 
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
@@ -684,7 +709,7 @@ cdef class Cluster(Workers):
         """
         cdef View* c = &self.views[worker]
         cdef double start, end, until = min(self.next_ready(), self.next_cancel())
-        while c.ended_used == 0 and self.brought(c):
+        while c.ended_used == 0 and self.brought(c) and not self.below(worker):
             if c.steady:
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)

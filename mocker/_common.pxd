@@ -19,6 +19,7 @@ cdef enum RequestStatus:
     ST_HELD = 4                    # hand-off source: done, its blocks are kept until it is released
     ST_PENDING = 5                 # hand-off destination that waits for a reservation
     ST_RESERVED = 6                # hand-off destination with room for its prompt
+    ST_PARKED = 7                  # waits for its blocks to come up from a lower tier, in no queue
 
 cdef enum WorkerType:
     WORKER_AGGREGATED = 0

@@ -96,6 +96,7 @@ cdef struct Core:
     StdRng token_rng               # tokens that no plan gives (real tokens only)
     bint real_tokens               # blocks are identified by token hashes, not by segments of a trace
     int32_t tokens_per_block       # > 0: paths keep their tokens for the events
+    void* tiers                    # Offload* of `_offload`; NULL: no tiers below the pool
     # parts
     Pool pool
     Timing timing

@@ -25,6 +25,7 @@ from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
     handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw, handoff_yield)
 from mocker._heap cimport heap_pop, heap_push
+from mocker._offload_pass cimport tiers_begin
 from mocker._record cimport timeline_arrival
 from mocker._record_engines cimport record_rest
 from mocker._requests cimport core_drop, core_enqueue
@@ -668,12 +669,41 @@ cdef class DisaggCluster(Cluster):
         c = <Core*>self.cores[worker]
         return c.n_held + c.n_reserved > 0
 
+    cdef bint tick_below(self) noexcept nogil:
+        """Time passes below all workers, those that prefill first; whether anybody has to know.
+
+        Idle decode workers look at who waits for a reservation there. The decode pool's router is told nothing.
+        """
+        cdef int64_t worker, row
+        cdef int role
+        cdef Core* c
+        cdef bint told = False
+        for role in range(2):                  # prefill, then decode
+            for worker in range(self.workers):
+                c = <Core*>self.cores[worker]
+                if self.role[worker] != role or c.tiers == NULL:
+                    continue
+                tiers_begin(c, self.now)
+                if c.pool.events_used > 0:
+                    told = True
+                    self.tell(worker)
+                c.pool.events_used = c.pool.pieces_used = c.pool.event_tokens_used = 0
+                if role == ROLE_DECODE and not self.busy[worker]:
+                    row = self.retry(worker)
+                    if row != NIL:
+                        told = True
+                        if not self.reserved(worker, row):
+                            self.failed = True
+        return told
+
     cdef bint settle(self, int64_t* done) noexcept nogil:
         """Everything that happens at `now`, until nothing does any more."""
         cdef bint changed = True
         cdef int64_t worker, before
         while changed and not self.failed:
-            changed = False
+            changed = self.offload is not None and self.tick_below()
+            if self.failed:
+                break
             while (self.events.used > 0 and self.events.items[0].at == self.now
                     and self.events.items[0].second < READY):
                 worker = heap_pop(&self.events).second

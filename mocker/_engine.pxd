@@ -8,6 +8,7 @@ cdef class EngineCore:
     cdef int64_t next_event        # id of the next KV event
     cdef readonly int64_t worker_id
     cdef readonly object timing    # CompiledModel that is asked for times, or None
+    cdef readonly object tiers     # OffloadTiers, or None
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
                       const uint32_t[::1] plan) except -1

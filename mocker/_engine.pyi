@@ -5,12 +5,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._models import CompiledModel
+from ._offload_engine import OffloadTiers
 
 STATUS_NAMES: dict[int, str]
 TERMINAL_NAMES: tuple[str | None, ...]
 
 class EngineCore:
     worker_id: int
+    tiers: OffloadTiers | None
     def __init__(
         self, *, block_size: int, num_blocks: int, max_seqs: int, max_tokens: int, caching: bool, chunked: bool,
         fifo: bool, trtllm: bool, worker_type: int, speedup: float, decode_speedup: float, kv_bytes: float,

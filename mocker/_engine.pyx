@@ -9,21 +9,22 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport (
-    END_CAPACITY, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PENDING, ST_PREEMPTED,
-    ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
+    END_CAPACITY, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PARKED, ST_PENDING,
+    ST_PREEMPTED, ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
 from mocker._core cimport Core, Request
 from mocker._handoff cimport (
     handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._models cimport CompiledModel, raise_time
+from mocker._offload cimport Offload, offload_error
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init, timing_use
 from mocker._vllm cimport core_metrics, core_pass
 
 STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted", ST_HELD: "held",
-                ST_PENDING: "pending", ST_RESERVED: "reserved"}
+                ST_PENDING: "pending", ST_RESERVED: "reserved", ST_PARKED: "parked"}
 TERMINAL_NAMES = (None, "completed", "rejected", "capacity", "over_budget")
 
 
@@ -90,6 +91,8 @@ cdef class EngineCore:
 
     cdef int raise_error(self) except -1:
         cdef int error = self.c.error or self.c.pool.error
+        if self.c.tiers != NULL:
+            error = error or offload_error(<Offload*>self.c.tiers)
         if error == ERR_MEMORY:
             raise MemoryError("the engine ran out of memory")
         if error == ERR_TIME:
@@ -291,7 +294,7 @@ cdef class EngineCore:
                                    "blocks": blocks}}
             else:
                 data = {"removed": {"block_hashes": blocks}}
-            out.append({"worker_id": self.worker_id, "storage_tier": "device",
+            out.append({"worker_id": self.worker_id, "storage_tier": "host_pinned" if e.tier else "device",
                         "event": {"event_id": self.next_event, "data": data, "dp_rank": 0}})
             self.next_event += 1
         c.pool.events_used = c.pool.pieces_used = c.pool.event_tokens_used = 0
@@ -340,11 +343,17 @@ cdef class EngineCore:
         cdef int32_t i, at, cover, low, prev
         holders = {}
         alive = 0
+        if self.tiers is not None:
+            partial, pinned, _ = self.tiers.books()
+            self.tiers.check()
         for slot in range(c.req_used):
             r = &c.req[slot]
             if r.status == ST_FREE:
                 continue
             if r.status == ST_PENDING:
+                continue
+            if r.status == ST_PARKED:
+                alive += 1
                 continue
             if r.status == ST_RESERVED:
                 partial += r.full + r.partial - r.pinned

@@ -10,6 +10,8 @@ from mocker._common cimport (
     ERR_MEMORY, NIL, ST_HELD, ST_PENDING, ST_PREEMPTED, ST_RESERVED, ST_WAITING, grown, int32_t, int64_t)
 from mocker._core cimport Core, Request
 from mocker._kv cimport pool_adopt, pool_pin, pool_unpin
+from mocker._offload cimport must_wait
+from mocker._offload_pass cimport tiers_wait
 from mocker._requests cimport blocks_release, core_enqueue, slot_free
 
 
@@ -71,9 +73,14 @@ cdef int32_t handoff_retry(Core* c) noexcept nogil:
         return NIL
     if r.attempt == c.generation:
         return NIL
+    if c.tiers != NULL and must_wait(c, slot):
+        return NIL
     r.attempt = c.generation
     r.pinned = pool_pin(&c.pool, &r.path, r.full, r.partial)
     if r.pinned == NIL:
+        if c.pool.blocked != NIL:
+            tiers_wait(c, slot)
+            c.pool.blocked = NIL
         return NIL
     pending_remove(c, 0)
     r.status = ST_RESERVED

@@ -2,6 +2,7 @@
 # trace that nothing branches off, one full block of real tokens, or the generated blocks of one request); a run
 # is a stretch of one segment's resident blocks that have the same holders.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._offload_tiers cimport Catalog
 
 
 cdef struct Run:
@@ -37,10 +38,15 @@ cdef struct Piece:                 # consecutive blocks of one segment in an eve
 cdef struct Event:
     uint8_t stored                 # 1 stored, 0 removed
     uint8_t has_parent
+    uint8_t tier                   # 0 GPU, 1 host
     int32_t parent_offset          # stored: offset of the block before the first one, in its segment
     uint64_t parent_key            # stored: segment of that block
     int64_t first                  # first piece
     int64_t pieces                 # number of pieces
+
+
+cdef struct Pool
+ctypedef bint (*RoomMaker)(Pool*, int64_t) noexcept nogil
 
 
 cdef struct Pool:
@@ -71,6 +77,11 @@ cdef struct Pool:
     uint32_t* event_tokens
     int64_t event_tokens_cap
     int64_t event_tokens_used
+    void* tiers                    # Offload* of `_offload`; NULL: evicted blocks are gone
+    RoomMaker make_room            # with tiers: evicts; false if the slots are held meanwhile by `blocked`
+    Catalog* catalog               # with tiers: where segments come from
+    int32_t blocked                # lease of the last refusal, NIL if there just was no room
+    bint keep_evicted              # note what is evicted in
     Piece* evicted                 # pieces evicted by the operation under way
     int64_t evicted_cap
     int64_t evicted_used
@@ -92,6 +103,14 @@ cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexc
 cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil
 cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil
 cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
+cdef void pool_pin_prefix(Pool* p, Path* path, int32_t count) noexcept nogil
+cdef void pool_touch_prefix(Pool* p, Path* path, int32_t count) noexcept nogil
+cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t slots) noexcept nogil
+cdef void evict(Pool* p, int64_t count) noexcept nogil
+cdef Event* event_new(Pool* p, bint stored) noexcept nogil
+cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
+                      uint32_t* tokens) noexcept nogil
+cdef void log_removed(Pool* p) noexcept nogil
 
 
 cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:

@@ -17,6 +17,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
+from mocker._offload_tiers cimport catalog_add
 
 
 # ---- segment table ----------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
             n = count
         r.end -= <int32_t>n
         count -= n
-        if p.capture:
+        if p.keep_evicted:
             moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
             if moved == NULL:
                 p.error = ERR_MEMORY
@@ -269,7 +270,7 @@ cdef Event* event_new(Pool* p, bint stored) noexcept nogil:
     p.events = <Event*>moved
     e = &p.events[p.events_used]
     p.events_used += 1
-    e.stored, e.has_parent, e.parent_offset, e.parent_key = stored, 0, 0, 0
+    e.stored, e.has_parent, e.tier, e.parent_offset, e.parent_key = stored, 0, 0, 0, 0
     e.first, e.pieces = p.pieces_used, 0
     return e
 
@@ -336,7 +337,8 @@ cdef void log_removed(Pool* p) noexcept nogil:
 cdef int pool_init(Pool* p, int64_t capacity, bint caching, bint capture, int32_t block_size) noexcept nogil:
     """An empty pool in zeroed memory."""
     p.capacity, p.caching, p.capture, p.block_size = capacity, caching, capture and caching, block_size
-    p.free_run = p.oldest = p.newest = NIL
+    p.keep_evicted = p.capture
+    p.free_run = p.oldest = p.newest = p.blocked = NIL
     return table_resize(p, 64)
 
 
@@ -475,6 +477,39 @@ cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexc
             run = pool_find(p, path.keys[i])
 
 
+cdef void catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil:
+    """Note where the segment of an element comes from."""
+    if not catalog_add(p.catalog, path.keys[i], path.keys[i - 1] if i > 0 else 0,
+                       path.ends[i - 1] - element_begin(path, i - 1) - 1 if i > 0 else NIL,
+                       path.local[i] if path.local != NULL else 0):
+        p.error = ERR_MEMORY
+
+
+cdef void unhold(Pool* p, Path* path, int32_t begin, int32_t count) noexcept nogil:
+    """Drop the hold on `count` resident blocks from `begin` on, where a run begins, last to first."""
+    cdef int32_t i, run, up, low, cover, end = begin + count
+    cdef Run* r
+    if count <= 0:
+        return
+    i = element_at(path, end - 1)
+    while i >= 0 and path.ends[i] > begin:
+        low = element_begin(path, i)
+        cover = (path.ends[i] if path.ends[i] < end else end) - low
+        run = path.first[i]
+        while p.runs[run].end < cover:
+            run = p.runs[run].down
+        while run != NIL and low + p.runs[run].start >= begin:
+            r = &p.runs[run]
+            up = r.up
+            r.ref -= 1
+            if r.ref == 0:
+                p.active -= r.end - r.start
+                p.inactive += r.end - r.start
+                queue_append(p, run)
+            run = up
+        i -= 1
+
+
 cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
     """Give fresh slots to the request blocks [begin, end); the slots are already counted."""
     cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, run, tail
@@ -486,6 +521,8 @@ cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcep
             run = run_new(p, path.keys[i], 0, high - low, 1)
             table_insert(p, path.keys[i], run)
             path.first[i] = run
+            if p.catalog != NULL:
+                catalog_note(p, path, i)
         else:
             tail = path.first[i]
             while p.runs[tail].down != NIL:
@@ -510,25 +547,34 @@ cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t
     cdef Spot spot
     cdef int32_t hits
     cdef int64_t fresh, idle, room
+    cdef bint granted
     if not p.caching:
         fresh = full_end - begin + partial
         if fresh > p.capacity - p.active:
             return False
         p.active += fresh
         return True
-    hits = resident_from(p, path, begin, full_end, &spot, &idle)
-    fresh = full_end - begin - hits + partial
-    if fresh > p.capacity - p.active - idle:
-        if idle > 0:
-            retick(p, path, &spot, hits)
-        return False
-    if hits > 0:
-        hold(p, path, &spot, hits, 0)
-        p.active += idle
-        p.inactive -= idle
-    room = p.capacity - p.active - p.inactive
-    if fresh > room:
-        evict(p, fresh - room)
+    while True:
+        hits = resident_from(p, path, begin, full_end, &spot, &idle)
+        fresh = full_end - begin - hits + partial
+        if fresh > p.capacity - p.active - idle:
+            if idle > 0:
+                retick(p, path, &spot, hits)
+            return False
+        if hits > 0:
+            hold(p, path, &spot, hits, 0)
+            p.active += idle
+            p.inactive -= idle
+        room = p.capacity - p.active - p.inactive
+        if fresh <= room:
+            break
+        if p.tiers == NULL:
+            evict(p, fresh - room)
+            break
+        granted = p.make_room(p, fresh - room)
+        unhold(p, path, begin, hits)
+        if not granted:
+            return False
     p.active += fresh
     if begin + hits < full_end:
         make_resident(p, path, begin + hits, full_end)
@@ -561,9 +607,13 @@ cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexce
         p.inactive -= idle
     room = p.capacity - p.active - p.inactive
     if p.caching and fresh > room:
-        evict(p, fresh - room)
-        if p.capture:
-            log_removed(p)
+        if p.tiers == NULL:
+            evict(p, fresh - room)
+            if p.capture:
+                log_removed(p)
+        elif not p.make_room(p, fresh - room):
+            pool_unpin(p, path, hits, 0)
+            return NIL
     p.active += fresh
     return hits
 
@@ -617,9 +667,12 @@ cdef bint pool_reserve(Pool* p, int64_t count) noexcept nogil:
     if count > room + p.inactive:
         return False
     if count > room:
-        evict(p, count - room)
-        if p.capture:
-            log_removed(p)
+        if p.tiers == NULL:
+            evict(p, count - room)
+            if p.capture:
+                log_removed(p)
+        elif not p.make_room(p, count - room):
+            return False
     p.active += count
     return True
 
@@ -679,3 +732,80 @@ cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil:
     else:
         p.active -= 1
     p.runs[run].ref += 1
+
+
+# ---- promotion from lower tiers ---------------------------------------------------------------------------------
+
+cdef void pool_pin_prefix(Pool* p, Path* path, int32_t count) noexcept nogil:
+    """Keep the first `count` blocks of a path, which are resident, for a transfer; `pool_unpin` gives them back."""
+    cdef Spot spot
+    cdef int64_t idle
+    cdef int32_t hits
+    if count == 0:
+        return
+    hits = resident_from(p, path, 0, count, &spot, &idle)
+    hold(p, path, &spot, hits, 1)
+    p.active += idle
+    p.inactive -= idle
+
+
+cdef void pool_touch_prefix(Pool* p, Path* path, int32_t count) noexcept nogil:
+    """The first `count` blocks, which are resident, were looked at: the inactive ones become the newest."""
+    cdef Spot spot
+    cdef int64_t idle
+    cdef int32_t hits
+    if count == 0:
+        return
+    hits = resident_from(p, path, 0, count, &spot, &idle)
+    if idle > 0:
+        retick(p, path, &spot, hits)
+
+
+cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t slots) noexcept nogil:
+    """The blocks [begin, end) of a path came up into `slots` reserved slots: they become inactive.
+
+    Those that are resident by now, from the first one on, need no slot. They are older than what follows them; the
+    eviction queue wants them after that.
+    """
+    cdef Spot spot
+    cdef int64_t idle = 0, n = 0, i
+    cdef int32_t hits = 0, at, e, low, high, run, tail
+    cdef void* moved
+    p.active -= slots
+    if begin >= end:
+        return
+    hits = resident_from(p, path, begin, end, &spot, &idle)
+    at = begin + hits
+    if at == end:
+        return
+    moved = grown(p.scratch, &p.scratch_cap, p.runs_used + path.n + 1, sizeof(int32_t))
+    if moved == NULL:
+        p.error = ERR_MEMORY
+        return
+    p.scratch = <int32_t*>moved
+    e = element_at(path, at)
+    low = element_begin(path, e)
+    p.inactive += end - at
+    while at < end:
+        high = path.ends[e] if path.ends[e] < end else end
+        run = run_new(p, path.keys[e], at - low, high - low, 0)
+        if at == low:
+            table_insert(p, path.keys[e], run)
+            catalog_note(p, path, e)
+        else:
+            tail = pool_find(p, path.keys[e])
+            while p.runs[tail].down != NIL:
+                tail = p.runs[tail].down
+            p.runs[run].up = tail
+            p.runs[tail].down = run
+        p.scratch[n] = run
+        n += 1
+        at = high
+        low = path.ends[e]
+        e += 1
+    for i in range(n):
+        queue_append(p, p.scratch[n - 1 - i])
+    if p.capture:
+        log_stored(p, path, begin + hits, end)
+    if idle > 0:
+        retick(p, path, &spot, hits)

@@ -10,6 +10,7 @@ cdef void core_enqueue(Core* c, int32_t slot, int64_t place) noexcept nogil
 cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil
 cdef int32_t waiting_first(Core* c) noexcept nogil
 cdef void waiting_pop(Core* c) noexcept nogil
+cdef void waiting_prepend(Core* c, int32_t slot) noexcept nogil
 cdef void waiting_remove(Core* c, int32_t slot) noexcept nogil
 cdef void slot_free(Core* c, int32_t slot) noexcept nogil
 cdef void blocks_release(Core* c, Request* r, int64_t tokens) noexcept nogil

@@ -11,9 +11,11 @@ from libc.string cimport memmove, memset
 
 from mocker._common cimport (
     END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_OK, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD,
-    ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint64_t)
+    ST_PARKED, ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint64_t)
 from mocker._core cimport Core, Request, Signal
 from mocker._kv cimport path_free, pool_free, pool_release
+from mocker._offload cimport forget_wait, must_wait
+from mocker._offload_pass cimport tiers_cancel
 from mocker._timing cimport timing_free
 from mocker._trtllm cimport trt_limit
 
@@ -101,6 +103,8 @@ cdef int32_t core_new(Core* c, int64_t id, int64_t prompt, int64_t limit) noexce
 
 cdef void slot_free(Core* c, int32_t slot) noexcept nogil:
     """Give back a slot whose request no queue knows any more."""
+    if c.tiers != NULL:
+        forget_wait(c, slot)
     c.req[slot].status = ST_FREE
     c.req[slot].next_free = c.free_slot
     c.free_slot = slot
@@ -144,7 +148,7 @@ cdef void core_enqueue(Core* c, int32_t slot, int64_t place) noexcept nogil:
         c.waiting_places += 1
 
 
-cdef inline void waiting_prepend(Core* c, int32_t slot) noexcept nogil:
+cdef void waiting_prepend(Core* c, int32_t slot) noexcept nogil:
     if waiting_room(c):
         c.waiting_head = (c.waiting_head - 1) & (c.waiting_cap - 1)
         c.waiting[c.waiting_head] = slot
@@ -294,7 +298,10 @@ cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil:
     cdef int64_t i, at, place = NIL
     if r.alloc > 0 or r.status == ST_RUNNING:
         c.generation += 1
-    blocks_release(c, r, r.alloc)
+    if r.status == ST_PARKED:
+        tiers_cancel(c, slot)
+    else:
+        blocks_release(c, r, r.alloc)
     c.count -= 1
     if r.status == ST_RUNNING:
         r.status = ST_FREE
@@ -314,6 +321,10 @@ cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil:
 
 # ---- preemption -------------------------------------------------------------------------------------------------
 
+cdef inline bint may_preempt(Core* c, int32_t slot) noexcept nogil:
+    return c.req[slot].status == ST_RUNNING and (c.tiers == NULL or not must_wait(c, slot))
+
+
 cdef int32_t preempt(Core* c) noexcept nogil:
     """Take the blocks of one running request and queue it first; NIL if the policy or the queue forbids it."""
     cdef int64_t i
@@ -323,11 +334,11 @@ cdef int32_t preempt(Core* c) noexcept nogil:
         return NIL
     if c.fifo:
         i = 0
-        while i < c.n_running and c.req[c.running[i]].status != ST_RUNNING:
+        while i < c.n_running and not may_preempt(c, c.running[i]):
             i += 1
     else:
         i = c.n_running - 1
-        while i >= 0 and c.req[c.running[i]].status != ST_RUNNING:
+        while i >= 0 and not may_preempt(c, c.running[i]):
             i -= 1
     if i < 0 or i >= c.n_running:
         return NIL

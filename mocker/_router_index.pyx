@@ -202,6 +202,8 @@ cdef void index_events(Router* r, int32_t worker, Pool* pool) noexcept nogil:
     if r.kind == ROUTE_KV or r.kind == ROUTE_CALL:
         for i in range(pool.events_used):
             e = &pool.events[i]
+            if e.tier:                         # not on the GPU
+                continue
             for k in range(e.first, e.first + e.pieces):
                 p = &pool.pieces[k]
                 if r.skip_own and p.key >> 63:

@@ -38,7 +38,7 @@ cdef Event* event_new(SglangCore* c, bint stored) noexcept nogil:
     c.events = <Event*>moved
     e = &c.events[c.events_used]
     c.events_used += 1
-    e.stored, e.has_parent, e.parent_offset, e.parent_key = stored, 0, 0, 0
+    e.stored, e.has_parent, e.tier, e.parent_offset, e.parent_key = stored, 0, 0, 0, 0
     e.first, e.pieces = c.pieces_used, 0
     return e
 

@@ -13,6 +13,8 @@ from mocker._common cimport (
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport Path, path_reserve, pool_promote_own, pool_promote_shared, pool_reserve
+from mocker._offload cimport granted, must_wait
+from mocker._offload_pass cimport tiers_deny
 from mocker._requests cimport finish, note, outgrown, preempt, running_compact, signal
 from mocker._spec cimport rng_u32, sample_output_tokens
 from mocker._timing cimport timing_decode_ms
@@ -132,13 +134,23 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
             if r.len & c.mask:
                 made = True
                 break
+            if c.tiers != NULL and must_wait(c, slot):
+                c.steady = False
+                break
             if r.partial:
                 promote(c, r)
             if pool_reserve(&c.pool, 1):
+                if c.tiers != NULL:
+                    granted(c, slot)
                 r.partial = 1
                 if r.gen + 1 < r.limit:
                     r.alloc = r.len + 1
                 made = True
+                break
+            if c.pool.blocked != NIL:
+                tiers_deny(c, slot)
+                c.pool.blocked = NIL
+                c.steady = False
                 break
             victim = preempt(c)
             if victim == NIL:
@@ -185,6 +197,10 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     cdef int32_t slot, victim
     cdef Request* r
     cdef bint changed = False, done
+    if c.tiers != NULL:
+        for i in range(n):
+            if must_wait(c, c.ready[i]):
+                return 0.0
     while True:
         need = 0
         total_length = 0
@@ -197,6 +213,11 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
             total_length += r.len
         if pool_reserve(&c.pool, need):
             break
+        if c.pool.blocked != NIL:
+            for i in range(n):
+                tiers_deny(c, c.ready[i])
+            c.pool.blocked = NIL
+            return 0.0
         victim = preempt(c)
         if victim == NIL:
             return 0.0
@@ -227,6 +248,9 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
         else:
             bursts[i] = sample_output_tokens(&c.rng, c.rates, c.nextn, burst)
     spare = need
+    if c.tiers != NULL:
+        for i in range(n):
+            granted(c, c.ready[i])
     for i in range(n):
         slot = c.ready[i]
         r = &c.req[slot]

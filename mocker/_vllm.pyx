@@ -19,6 +19,9 @@ from mocker._common cimport (
 from mocker._core cimport (
     STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Spread, Work)
 from mocker._kv cimport pool_cost, pool_use
+from mocker._offload cimport must_wait
+from mocker._offload_pass cimport (
+    UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_deadline, tiers_promote, tiers_wait)
 from mocker._requests cimport (
     note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop, waiting_remove)
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
@@ -92,6 +95,8 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
         return BLOCKED
     if c.budget == 0 and rest > 0:
         return BLOCKED
+    if c.tiers != NULL and must_wait(c, slot):
+        return BLOCKED
     target = before + (rest if rest < c.budget else c.budget)
     if target > r.alloc:
         first = (r.alloc + c.mask) >> c.shift
@@ -101,6 +106,10 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
         if last > first:
             partial = 1 if last > r.full else 0
             while not pool_use(&c.pool, &r.path, <int32_t>first, <int32_t>(last - partial), <int32_t>partial):
+                if c.pool.blocked != NIL:
+                    tiers_wait(c, slot)
+                    c.pool.blocked = NIL
+                    return BLOCKED
                 victim = preempt(c)
                 if victim == NIL:
                     return BLOCKED
@@ -196,7 +205,10 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
     cdef Admission* a
     cdef void* moved
     cdef Outcome outcome
+    cdef Promotion promotion
     c.reason = STOP_OTHER
+    if c.tiers != NULL and not tiers_admit(c):
+        return
     while not c.preempted:
         if c.n_running >= c.max_seqs:
             c.reason = STOP_SEQS
@@ -210,6 +222,8 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
             if slot == NIL:
                 return
         r = &c.req[slot]
+        if c.tiers != NULL and must_wait(c, slot):
+            return
         if prebuilt(r):
             cached = 0                         # nothing to compute: admitted without asking for room
         else:
@@ -222,6 +236,12 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
             if not gate(c, r, &cached):
                 c.reason = STOP_WAIT
                 return
+            if c.tiers != NULL and r.status == ST_WAITING:
+                promotion = tiers_promote(c, slot, cached, now)
+                if promotion == UP_PARKED:
+                    continue
+                if promotion == UP_BLOCKED:
+                    return
         outcome = schedule(c, slot, cached, True)
         if outcome == BLOCKED:
             if (c.end_over_budget and not c.chunked and c.n_running == 0 and c.budget == c.max_tokens
@@ -260,7 +280,7 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
 cdef void core_pass(Core* c, double now) noexcept nogil:
     """One engine iteration that starts at `now`; its results are in the core until the next one."""
     cdef int64_t i, n, total
-    cdef double start, decode
+    cdef double start, decode, until
     cdef void* moved
     c.pass_no += 1
     c.passes += 1
@@ -271,6 +291,8 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.batch = c.batch_isl = c.batch_prefix = 0
     c.preempted = False
     c.steady = False
+    if c.tiers != NULL:
+        tiers_begin(c, now)
     schedule_running(c)
     admit_waiting(c, now)
     c.seen_running, c.seen_waiting, c.seen_used = c.n_running, c.n_waiting, c.pool.active
@@ -282,6 +304,10 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     if n > 0:
         decode = emit_bursts(c, n, start) if c.nextn else emit(c, n, total, start)
     c.end_ms = start + decode
+    if c.tiers != NULL and c.end_ms <= now:
+        until = tiers_deadline(c)              # nothing was computed: on to what comes next from below
+        if until < INFINITY:
+            c.end_ms = until if until > now else now
     if not (c.end_ms < INFINITY):
         c.error = ERR_TIME
     for i in range(c.gone_late_used):
@@ -307,6 +333,8 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
     cdef bint varies
     cdef Request* r
     cdef double step, next_now, first = now
+    if c.tiers != NULL and tiers_deadline(c) < INFINITY:
+        return now                             # every pass books what happens below
     if not c.steady or c.nextn or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
         return now
     if c.n_waiting > 0 and (c.preempted or not (c.reason == STOP_WAIT or c.reason == STOP_SEQS)):

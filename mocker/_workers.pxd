@@ -1,6 +1,7 @@
 # Data dictionary of the workers of a replay, whatever engine they run.
 from mocker._collect cimport Collector
 from mocker._common cimport int32_t, int64_t, uint8_t
+from mocker._offload_engine cimport OffloadWorld
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, Timeline
 from mocker._router cimport Router, RouterCore
@@ -104,6 +105,7 @@ cdef class Workers:
     cdef bint ranked                     # these three are set
     cdef readonly Recorder recorder
     cdef Timeline* timeline              # its; NULL: nobody records
+    cdef readonly OffloadWorld offload   # tiers below the workers, or None
 
     cdef int reserve_workers(self, int64_t need) except -1
     cdef int attach(self, object engine, int64_t worker) except -1
@@ -133,6 +135,8 @@ cdef class Workers:
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
     cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
+    cdef bint below(self, int64_t worker) noexcept nogil
+    cdef double next_below(self) noexcept nogil
 
 
 cdef void* resized(void* array, int64_t cap, size_t size) except NULL

@@ -15,6 +15,8 @@ from mocker._common cimport END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._kv cimport Pool
+from mocker._offload_engine cimport OffloadWorld
+from mocker._offload_pass cimport tiers_deadline
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
 from mocker._record_engines cimport record_pass, record_rest, record_stretch
@@ -164,6 +166,24 @@ cdef class Workers:
         return np.array([self.pool_tokens(w) // ((<SglangCore*>self.cores[w]).page if self.kind == KIND_SGLANG
                                                  else (<Core*>self.cores[w]).block_size)
                          for w in range(self.workers)], np.int64)
+
+    def set_offload(self, OffloadWorld world):
+        """The tiers below the workers' pools, which are attached to the engines already."""
+        self.offload = world
+
+    cdef bint below(self, int64_t worker) noexcept nogil:
+        """Whether something moves in the tiers below a worker, or in those that all share."""
+        cdef Core* c
+        if self.kind != KIND_CORE:
+            return False
+        c = <Core*>self.cores[worker]
+        return c.tiers != NULL and tiers_deadline(c) < INFINITY
+
+    cdef double next_below(self) noexcept nogil:
+        """When something happens next in the tiers; infinity: never. A single worker's passes look by themselves."""
+        if self.offload is None or self.single:
+            return INFINITY
+        return self.offload.deadline()
 
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil:
         """Hand a request to a worker; false if memory is short. A negative limit: no engine takes it."""
@@ -589,7 +609,7 @@ cdef class Workers:
         """
         cdef View* c = &self.views[worker]
         idle[0] += 1
-        return ((c.admitted == 0 and not c.preempted and not c.worked and c.end_ms <= start)
+        return ((c.admitted == 0 and not c.preempted and not c.worked and c.end_ms <= start and not self.below(worker))
                 or (idle[0] >= IDLE_LIMIT and idle[0] >= IDLE_LIMIT + self.pool_tokens(worker)))
 
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._engine import TERMINAL_NAMES, EngineCore
+from ._offload_engine import OffloadWorld
 from .args import DEFAULT_SCHEDULER_RULES, DirectRequest, MockEngineArgs
 from .commands import HandoffCommands, PendingOrder, SchedulerCommandEffects
+from .offload import attach_tiers, offload_settings, offload_world
 from .timing import engine_timing, with_blocks
 
 if TYPE_CHECKING:
@@ -198,6 +200,7 @@ class RequestStatus(str, Enum):
     Held = "held"
     Pending = "pending"
     Reserved = "reserved"
+    Parked = "parked"
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,10 @@ class VllmCore(HandoffCommands):
         Seed of generated tokens that a request's `output_token_ids` do not give.
     record_schedule : bool
         Fill `scheduled` and `preempted` of the pass results, and add both to their `to_dict`.
+    compat : {"reference"}, optional
+        KV offload with the reference's losses, see `docs/offload.md`.
+    offload : OffloadWorld, optional
+        The disk and the remote store that several cores share; without it the core has its own.
 
     Raises
     ------
@@ -300,7 +307,8 @@ class VllmCore(HandoffCommands):
     _core: EngineCore
 
     def __init__(self, args: MockEngineArgs, *, worker_id: int = 0, capture_kv_events: bool = False,
-                 token_seed: int = 0, record_schedule: bool = False) -> None:
+                 token_seed: int = 0, record_schedule: bool = False, compat: str | None = None,
+                 offload: OffloadWorld | None = None) -> None:
         if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
             raise ValueError(f"VllmCore does not schedule by scheduler_rules {args.scheduler_rules!r}; use "
                              "create_engine_core or mocker.rules.VllmRulesCore")
@@ -310,6 +318,11 @@ class VllmCore(HandoffCommands):
             **engine_settings(args), seed=(args.aic_mtp_seed + worker_id) % 2**64, token_seed=token_seed % 2**64,
             real_tokens=True, record=True, capture=capture_kv_events,
             event_tokens=args.zmq_kv_events_port is not None, worker_id=worker_id)
+        if args.num_g2_blocks:
+            world = offload_world(args) if offload is None else offload
+            assert world is not None
+            self.offload = world
+            attach_tiers(world, self._core, args, compat)
 
     def _start(self, args: MockEngineArgs, worker_id: int, record_schedule: bool) -> None:
         """Everything but the compiled core."""
@@ -440,8 +453,8 @@ class VllmCore(HandoffCommands):
         return self.num_requests() == 0
 
     def is_drained(self) -> bool:
-        """Nothing is alive or held."""
-        return not self._slots
+        """Nothing is alive or held, and nothing moves between storage tiers."""
+        return not self._slots and (self._core.tiers is None or self._core.tiers.deadline is None)
 
     def num_requests(self) -> int:
         """Requests that wait or run."""
@@ -470,8 +483,8 @@ def create_engine_core(args: MockEngineArgs, *, worker_id: int = 0, capture_kv_e
     args, worker_id, capture_kv_events
         As in `VllmCore`.
     compat : {"reference"}, optional
-        Bring back the reference's repeatable faults that this engine mends; no engine has any that is mended by
-        default (`SglangArgs.conserve_slots` mends SGLang's).
+        Bring back the reference's repeatable faults that this engine mends: those of KV offload (`docs/offload.md`);
+        `SglangArgs.conserve_slots` mends SGLang's.
     record_schedule : bool
         Pass results say whom the pass scheduled and preempted, as in `VllmCore`. With vLLM's rules they always do,
         SGLang's core cannot.
@@ -483,6 +496,7 @@ def create_engine_core(args: MockEngineArgs, *, worker_id: int = 0, capture_kv_e
     """
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
+    offload_settings(args)
     if args.engine_type == "sglang":
         from .sglang import SglangCore
 
@@ -493,4 +507,5 @@ def create_engine_core(args: MockEngineArgs, *, worker_id: int = 0, capture_kv_e
         from .rules import VllmRulesCore
 
         return VllmRulesCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events)
-    return VllmCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events, record_schedule=record_schedule)
+    return VllmCore(args, worker_id=worker_id, capture_kv_events=capture_kv_events, record_schedule=record_schedule,
+                    compat=compat)

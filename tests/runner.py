@@ -22,14 +22,14 @@ def request_of(entry: dict) -> DirectRequest:
                          uuid=uuid.UUID(int=entry["uuid"]), arrival_timestamp_ms=entry.get("arrival_timestamp_ms"))
 
 
-def run_script(script: dict, *, check: bool = True) -> dict:
+def run_script(script: dict, *, check: bool = True, compat: str | None = None) -> dict:
     """Result of `script`; with `check` the pool's books are verified after every pass and command."""
     try:
         args = MockEngineArgs.from_json(json.dumps(script["args"]))
     except ValueError as error:
         return {"error": str(error)}
-    return run_steps(create_engine_core(args, worker_id=script.get("worker_id", 0), capture_kv_events=True), script,
-                     check)
+    return run_steps(create_engine_core(args, worker_id=script.get("worker_id", 0), capture_kv_events=True,
+                                        compat=compat), script, check)
 
 
 def run_steps(core: VllmCore | SglangCore, script: dict, check: bool) -> dict:

@@ -21,6 +21,7 @@ from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
+from ..offload import offload_columns, offload_report
 from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
@@ -39,7 +40,7 @@ Progress = Callable[[int, int, float], None]
 PathLike = str | os.PathLike[str]
 SLICE_PASSES = 1_000_000           # passes between two looks at signals and progress
 WAITS_FOR = {0: "a worker", 1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
-             3: "room in the KV pool to resume"}
+             3: "room in the KV pool to resume", 7: "its blocks from a lower storage tier"}
 
 
 @dataclass
@@ -87,7 +88,7 @@ def _refuse(**options: Any) -> None:
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
          progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any,
-         planning: Planning | None) -> _Run:
+         planning: Planning | None, compat: str | None) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
@@ -96,7 +97,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
-                                    planning=planning)
+                                    planning=planning, compat=compat)
     if recording is not None:
         span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival, initial=0.0))
         cluster.record(recording.recorder(len(cluster.engines), span))
@@ -151,6 +152,8 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
             books = [engine.counts for engine in cluster.engines if isinstance(engine, SglangEngine)]
             for name in ("leaked_tokens", "double_freed_tokens"):
                 report[name] = sum(counts[name] for counts in books) + cluster.departed.get(name, 0)
+        if cluster.offload is not None:
+            report["offload"] = offload_report(cluster.offload, pools.args.block_size, cluster.last_timestamp())
         if cluster.stalled:
             report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
             at_work = {entry["row"] for entry in report["stalled"]}
@@ -203,6 +206,8 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
         prefill_worker_idx=none, decode_worker_idx=none if run.alone else served_by)
     if isinstance(run.cluster, DisaggCluster):
         out.update(_handoff_columns(run.cluster, rows))
+    if run.cluster.offload is not None:
+        out.update(offload_columns(run.cluster.offload, run.pools.args.block_size, rows))
     out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"][rows]]
     return out
 
@@ -294,7 +299,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
     run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
-               None if planner is None else Planning(planner))
+               None if planner is None else Planning(planner), compat)
     return run, _report(run, sla, compat)
 
 

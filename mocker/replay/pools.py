@@ -16,11 +16,13 @@ from .._cluster import Cluster
 from .._collect import Collector
 from .._disagg import DisaggCluster
 from .._engine import EngineCore
+from .._offload_engine import OffloadWorld
 from .._router import RouterCore
 from .._rules_engine import RulesEngine
 from .._sglang_engine import SglangEngine
 from ..args import DEFAULT_SCHEDULER_RULES, MockEngineArgs
 from ..engine import engine_settings
+from ..offload import attach_tiers, check_shared, offload_world
 from ..router import KvAware, routing_policy
 from ..router_config import KvRouterConfig, decode_router_config, prefill_router_config, replay_router_config
 from ..rules import scheduler_options
@@ -201,8 +203,26 @@ def _set_growing(cluster: Cluster, workload: Workload, args: MockEngineArgs, col
     cluster.set_growing(grow)
 
 
+def _below(pools: Pools, first: list[Any], second: list[Any], rows: int, compat: str | None) -> OffloadWorld | None:
+    """Tiers below the engines of one pool, or of a prefill (`first`) and a decode pool (`second`); None without."""
+    args, prefill = pools.args, pools.prefill_args
+    if prefill is not None:
+        check_shared(prefill, args)
+    world = offload_world(args)
+    if prefill is not None:
+        world = offload_world(prefill) or world
+    if world is None:
+        return None
+    for engines, own in ((first, prefill or args), (second, args)):
+        if own.num_g2_blocks:
+            for engine in engines:
+                attach_tiers(world, engine, own, compat)
+    world.collect(rows)
+    return world
+
+
 def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
-                 fast: bool, planning: Planning | None = None) -> tuple[Cluster, bool]:
+                 fast: bool, planning: Planning | None = None, compat: str | None = None) -> tuple[Cluster, bool]:
     """The cluster of a replay, ready to run.
 
     Returns
@@ -219,22 +239,29 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     args, prefill = pools.args, pools.prefill_args
     collector = Collector(len(workload))
     cap = math.inf if cap_ms is None else cap_ms
+    if planning is not None and (args.num_g2_blocks or (prefill is not None and prefill.num_g2_blocks)):
+        raise ValueError("num_g2_blocks cannot be combined with a planner: workers that leave take their tiers along; "
+                         "leave one of them out")
     limit = output_limits(args, workload.prompt, workload.limit)
     if workload.growing is not None:
         limit = limit.copy()
     if prefill is not None:
-        both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast)
+        both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast, compat)
         if planning is not None:
             planning.join(both, pools, lambda role, number: _engines(
                 (prefill, args)[role], range(number, number + 1), real_tokens, role == 0 and routing.routed)[0])
         return both, True
     router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
                      routing.seed)
+    engines = _engines(args, range(pools.workers), real_tokens, routing.routed)
+    world = _below(pools, engines, [], len(workload), compat)
     cluster = Cluster(
-        _engines(args, range(pools.workers), real_tokens, routing.routed), collector, workload.arrival, workload.prompt,
+        engines, collector, workload.arrival, workload.prompt,
         limit, None if real_tokens else workload.make_paths(args.block_size),
         workload.tokens if real_tokens else None, router, cap,
         pools.workers == 1 and planning is None, fast)
+    if world is not None:
+        cluster.set_offload(world)
     if router is not None or args.vllm_scheduling_policy == "priority":
         _set_ranks(cluster, router, workload.trace)
     _set_growing(cluster, workload, args, collector, limit)
@@ -243,22 +270,25 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if planning is not None:
         planning.join(cluster, pools, lambda _, number: _engines(
             args, range(number, number + 1), real_tokens, routing.routed)[0])
-    return cluster, routing.routed or planning is not None
+    return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1)
 
 
 def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
-               cap: float, real_tokens: bool, fast: bool) -> DisaggCluster:
+               cap: float, real_tokens: bool, fast: bool, compat: str | None) -> DisaggCluster:
     decode = pools.args
     first = _router(routing, prefill, pools.prefill_workers, real_tokens,
                     prefill_router_config(prefill, routing.config), routing.seed)
     second = _router(routing, decode, pools.workers, real_tokens, decode_router_config(decode, routing.config),
                      routing.seed + 1)
     limit = workload.limit if workload.growing is None else workload.limit.copy()
-    engines: list[Any] = [*_engines(decode, range(pools.workers), real_tokens, False),
-                          *_engines(prefill, range(pools.prefill_workers), real_tokens, routing.routed)]
-    cluster = DisaggCluster(engines, collector, workload.arrival, workload.prompt, limit,
+    decoding: list[Any] = list(_engines(decode, range(pools.workers), real_tokens, False))
+    prefilling: list[Any] = list(_engines(prefill, range(pools.prefill_workers), real_tokens, routing.routed))
+    world = _below(pools, prefilling, decoding, len(workload), compat)
+    cluster = DisaggCluster([*decoding, *prefilling], collector, workload.arrival, workload.prompt, limit,
                             None if real_tokens else workload.make_paths(decode.block_size),
                             workload.tokens if real_tokens else None, None, cap, False, fast)
+    if world is not None:
+        cluster.set_offload(world)
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
     cluster.split(
         decode_workers=pools.workers, prefill_collector=Collector(len(workload)), prefill_router=first,

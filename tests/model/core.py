@@ -195,7 +195,7 @@ class ModelCore:
 
     def _schedule_waiting(self, p: Pass) -> None:
         """Phase B. Strictly first come, first served; not at all after a preemption. The budget is not looked at."""
-        while not p.preempted_any and len(self.running) < self.args.max_seqs and self.waiting:
+        while not p.preempted_any and len(self.running) < self.args.max_seqs and self.waiting and self._may_admit():
             request = self.requests[self.waiting[0]]
             if self._must_wait(request):
                 break
@@ -272,6 +272,10 @@ class ModelCore:
 
     # ---- KV offload: what a core without it answers
 
+    def _may_admit(self) -> bool:
+        """Whether those who wait may be looked at."""
+        return True
+
     def _must_wait(self, request: Request) -> bool:
         """Whether the request waits for room that a copy to a lower tier still takes."""
         return False
@@ -280,7 +284,7 @@ class ModelCore:
         """Whether the request was parked, is blocked, or (miss) goes on to be scheduled."""
         return "miss"
 
-    def _blocked(self, attempt: Callable[[], bool], waiters: list[Request]) -> bool | None:
+    def _blocked(self, attempt: Callable[[], bool], waiters: list[Request], decode: bool = False) -> bool | None:
         """What an attempt to take blocks gives; None if `waiters` must wait for a copy first."""
         return attempt()
 
@@ -460,7 +464,7 @@ class ModelCore:
             while not self._must_wait(request):
                 token = sequence.next_token()
                 signals = sequence.push(token)
-                applied = self._blocked(lambda: self._apply(signals), [request])  # noqa: B023
+                applied = self._blocked(lambda: self._apply(signals), [request], True)  # noqa: B023
                 if applied:
                     self._emitted(p, request, token, bool(signals))
                     break
@@ -513,7 +517,7 @@ class ModelCore:
                 sequence = request.sequence
                 burst = min(longest, sequence.max_output - sequence.generated)
                 reserved += ceil_div(len(sequence) + burst, args.block_size) - sequence.known_blocks()
-            taken = self._blocked(lambda: self.kv.reserve(reserved), ready)  # noqa: B023
+            taken = self._blocked(lambda: self.kv.reserve(reserved), ready, True)  # noqa: B023
             if taken is None:
                 return 0
             if taken:

@@ -7,6 +7,7 @@ from .kv import KvPool, PrefillCost
 from .offload_engine import COMPLETED, Lease, OffloadEngine, SwapIn
 from .sequence import Full
 
+DENIALS = 16
 DEFAULTS = {"g1_to_g2": 14.0, "g2_to_g1": 14.0, "g2_to_g3": 7.0, "g3_to_g2": 7.0, "g2_to_g4": 4.0, "g4_to_g2": 4.0}
 
 
@@ -145,6 +146,7 @@ class OffloadCore(ModelCore):
         self.kv = OffloadPool(a.num_blocks, a.block_size, a.caching, worker_id, self.tiers)
         self.parked: list[Parked] = []
         self.dependency: dict[int, Lease] = {}
+        self.denied: dict[int, int] = {}  # blocks for a next token refused, since the newest token
         self.unstaged: set[int] = set()  # requests whose staging found no room in G2
         self.parked_ms: dict[int, float] = {}
         self.from_tiers: dict[int, list[int]] = {}  # uuid -> tokens from G2, G3, G4
@@ -186,12 +188,22 @@ class OffloadCore(ModelCore):
             lease = None
         return lease is not None
 
-    def _blocked(self, attempt: Callable[[], bool], waiters: list[Request]) -> bool | None:
+    def _may_admit(self) -> bool:
+        """Not while a running request was refused its next token's block too often: others took it every time."""
+        return self.tiers.reference or all(self.denied.get(uuid, 0) < DENIALS for uuid in self.running)
+
+    def _emitted(self, p: Pass, request: Request, token: int, crossed: bool) -> bool:
+        self.denied.pop(request.uuid, None)
+        return super()._emitted(p, request, token, crossed)
+
+    def _blocked(self, attempt: Callable[[], bool], waiters: list[Request], decode: bool = False) -> bool | None:
         try:
             return attempt()
         except Blocked as blocked:
             for request in waiters:
                 self.dependency[request.uuid] = blocked.lease
+                if decode:
+                    self.denied[request.uuid] = self.denied.get(request.uuid, 0) + 1
             return None
 
     def _promote_from_below(self, p: Pass, request: Request, cost: PrefillCost) -> str:
@@ -223,6 +235,7 @@ class OffloadCore(ModelCore):
                 self.tiers.cancel(parked.swap)
         self.parked = [parked for parked in self.parked if parked.request.uuid != uuid]
         self.dependency.pop(uuid, None)
+        self.denied.pop(uuid, None)
         request = self.requests[uuid]
         self._free(request, request.sequence.allocated)
         self._forget(request, "cancelled")

@@ -1,7 +1,7 @@
 """KV offload of one worker: host tier G2, disk tier G3 and remote tier G4 (both shared), in virtual time.
 
 Order of everything that happens in one tick: the worker's links (to the host, from it), then the disk's, then the
-remote store's; on one link by (time, order of starts). Batches start in the order in which they were asked for. Leases
+remote store's; on one link by time. Batches start in the order in which they were asked for. Leases
 progress in the order of their places. `reference`: the metadata and pins that the reference loses, too.
 """
 
@@ -209,12 +209,13 @@ class OffloadEngine:
                 tier.drain(now, self)
 
         chains, released, abandoned = [], 0, []
+        promised = {"g2": 0, "g3": 0, "g4": 0}
         for lease in self.leases:
             if not isinstance(lease, Lease) or not (lease.arrived or lease.failed or lease.outstanding == 0):
                 continue
             booked = len(lease.arrived) + lease.failed
+            promised[lease.kind] += booked
             if lease.kind == "g2":
-                self.g2.reserved -= booked
                 released += booked
                 lease.slots -= booked
                 if lease.arrived:
@@ -223,14 +224,15 @@ class OffloadEngine:
                     released += lease.slots
                     lease.slots = 0
                     abandoned += [b.seq_hash for b in lease.evicted if b.seq_hash not in lease.copied]
-            elif lease.kind == "g3":
-                self.g3.pool.reserved -= booked
             lease.arrived, lease.failed = [], 0
         for blocks in chains:
             for tier, lane in self._lower():
                 self._chain(tier, lane, blocks)
         self._pump_staged(now)
         self._collect()
+        self.g2.reserved -= promised["g2"]
+        if self.g3 is not None:
+            self.g3.pool.reserved -= promised["g3"]
         for lease in list(self.leases):
             if isinstance(lease, Lease) and lease.outstanding == 0 and not lease.arrived and not lease.failed:
                 self.leases.remove(lease)
@@ -378,7 +380,7 @@ class OffloadEngine:
             if self.g3 is not None:
                 self.g3.pool.match(g3)
         if self.g4 is not None:
-            session.g4 = [block for block in lookup[len(g2) + len(g3) :] if block in self.g4]
+            session.g4 = list(itertools.takewhile(lambda b: b in self.g4, lookup[len(g2) + len(g3) :]))
         if session.g4:
             self._fetch(session, self.g4, session.g4)
         else:
@@ -419,8 +421,13 @@ class OffloadEngine:
         session.done = True
 
     def _pump_staged(self, now: float) -> None:
+        """Staged blocks go on. The reference notices a failed staging only while nothing moves in the foreground."""
+        links = [self.down, self.up] + [tier.up for tier in (self.g3, self.g4) if tier is not None]
+        busy = self.reference and any(link.active for link in links)
         for swap in self.leases:
             if not isinstance(swap, SwapIn) or swap.started or not (swap.session.done or swap.session.failed):
+                continue
+            if swap.session.failed and busy:
                 continue
             swap.started = True
             self.g2.reserved -= swap.promised

@@ -7,7 +7,7 @@ class Link:
     """One direction of a link of `gbps` GB/s (10^9 bytes/s); 0 means unlimited.
 
     Transfers keep the reference's list order (the last one takes a finished one's place), because the sums behind a
-    deadline are floating-point. Of transfers with equally much left, the one that started first is done first.
+    deadline are floating-point. Of transfers with equally much left, the first in the list is done first.
     """
 
     def __init__(self, gbps: float) -> None:
@@ -34,7 +34,7 @@ class Link:
             return []
         while self.active:
             rate = self.rate / len(self.active)
-            index = min(range(len(self.active)), key=lambda i: (self.active[i][1], self.active[i][0]))
+            index = min(range(len(self.active)), key=lambda i: self.active[i][1])
             need = self.active[index][1] / rate if math.isfinite(rate) else 0.0
             end = self.last + need
             if end > now + 1e-9:

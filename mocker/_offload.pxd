@@ -1,0 +1,206 @@
+# Data dictionary of KV offload: copies down and promotions under way, and the tiers of one worker and of all.
+from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint64_t
+from mocker._core cimport Core
+from mocker._kv cimport Path
+from mocker._offload_links cimport Link
+from mocker._offload_tiers cimport Block, BlockSet, Catalog, Tier
+
+
+cdef enum LeaseKind:
+    LEASE_FREE = 0
+    LEASE_G2 = 1                   # copy from the GPU to the host; holds the evicted blocks' slots
+    LEASE_G3 = 2                   # copy from the host to the disk
+    LEASE_G4 = 3                   # copy from the host to the remote store
+    LEASE_UP = 4                   # promotion to the GPU
+
+cdef enum LeaseStatus:             # of a promotion
+    UP_PENDING = 0
+    UP_COMPLETED = 1
+    UP_CANCELLED = 2
+
+cdef enum Stage:                   # of the blocks of a promotion on their way to the host
+    STAGE_NONE = 0                 # they are there
+    STAGE_G4 = 1                   # those of the remote store are coming
+    STAGE_G3 = 2                   # those of the disk are coming
+    STAGE_DONE = 3
+    STAGE_FAILED = 4               # no room in the host
+
+
+cdef struct Lease:
+    int kind                       # LeaseKind
+    int64_t serial                 # tells it from earlier ones in the same place; 0: none
+    int32_t next_free
+    Block* blocks                  # [n] copies: what passed the filters; promotions: what is to come up, in order
+    int64_t cap
+    int64_t n
+    Block* other                   # [others] copies to the host: evicted blocks that are not copied
+    int64_t other_cap
+    int64_t others
+    Block* arrived                 # [n_arrived] copied, not booked yet
+    int64_t arrived_cap
+    int64_t n_arrived
+    int64_t failed                 # not copied for want of room, not booked yet
+    int64_t outstanding            # blocks under way or waiting
+    int64_t slots                  # GPU slots that it holds
+    # promotions
+    int32_t slot                   # request
+    int32_t skip                   # blocks before the first one that comes up
+    int64_t prefix                 # of them kept on the GPU
+    int status                     # LeaseStatus
+    int stage                      # Stage
+    bint cancel
+    bint started                   # the copy to the GPU is under way, or there is none
+    int64_t promised               # host slots
+    int64_t count                  # blocks that come up
+    int64_t n2                     # of them found in the host, on the disk, in the remote store
+    int64_t n3
+    int64_t n4
+    double since                   # when the request was parked, ms
+    Path path                      # of a cancelled request
+
+
+cdef struct Batch:
+    int32_t place                  # lease
+    bint prepared
+    bint marked                    # its blocks are in `pending`
+    int64_t first                  # of the lease's blocks
+    int64_t count
+
+
+cdef struct Lane:                  # batches of one worker in one direction down
+    int64_t limit                  # at a time
+    int64_t active
+    BlockSet* pending              # asked for and not yet prepared for transfer
+    Batch* queue                   # [head, used)
+    int64_t cap
+    int64_t head
+    int64_t used
+
+
+cdef struct Shared:                # disk or remote store, of all workers
+    bint there
+    bint unbounded                 # an object store: `objects` instead of `pool`
+    Tier pool
+    BlockSet objects
+    BlockSet pending
+    Link down
+    Link up
+    double owed[1024]              # worker -> since when it has completions to book; infinity: none
+
+
+cdef struct World:
+    Catalog catalog
+    Shared g3
+    Shared g4
+    void* workers[1024]            # Offload*
+    int32_t n_workers
+    int error
+
+
+cdef struct Change:                # of the host tier, for the router
+    Block block
+    bint created
+
+
+cdef struct Wait:                  # what a request waits for
+    int64_t serial                 # 0: nothing
+    int32_t place
+    bint unstaged                  # it is not offered the lower tiers again
+    int32_t denied                 # times that it was refused the block of its next token
+
+
+cdef struct Offload:               # tiers of one worker
+    World* world
+    Core* core
+    int32_t worker
+    bint reference                 # lose what the reference loses
+    int64_t block_bytes
+    int64_t batch_size
+    double now                     # ms, in whole microseconds
+    Tier g2
+    Link down
+    Link up
+    BlockSet pending
+    Lane lane
+    Lane lane3
+    Lane lane4
+    Lease* leases                  # [leases_used]
+    int64_t leases_cap
+    int64_t leases_used
+    int32_t free_lease
+    int64_t serial
+    BlockSet known                 # reference: blocks whose metadata is there
+    Change* changes                # [changes_used] to tell the router
+    int64_t changes_cap
+    int64_t changes_used
+    Block* chain                   # scratch
+    int64_t chain_cap
+    int64_t booked[2]              # promises of host and disk slots that the tick has booked
+    int64_t* chain_ends
+    int64_t chain_ends_cap
+    Block* plan                    # [plan_n] blocks that a promotion would bring up
+    int64_t plan_cap
+    int64_t plan_n
+    int64_t plan_promised          # 0: they are pinned
+    int32_t* parked                # [n_parked] leases of parked requests, in the order of parking
+    int64_t parked_cap
+    int64_t n_parked
+    int32_t* done                  # scratch
+    int64_t done_cap
+    Wait* waits                    # [waits_cap] by request slot
+    int64_t waits_cap
+    int64_t n_swaps                # promotions started
+    int64_t n_staged               # of them through the host
+    int64_t n_blocked              # allocations that had to wait
+    int64_t n_retried              # allocations that found their slots free after all
+    int64_t n_cancelled
+    int64_t up_blocks[3]           # blocks that came up, by the tier that they were found in
+    double parked_ms               # all parked requests together
+    double* row_parked             # [rows] ms parked; NULL: nobody asks
+    int64_t* row_blocks            # [3 * rows] blocks that came up
+    int error
+
+
+cdef bint offload_tells(Offload* o) noexcept nogil
+cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil
+cdef int64_t offload_tick(Offload* o, double now) noexcept nogil
+cdef double offload_deadline(Offload* o) noexcept nogil
+cdef bint offload_plan(Offload* o, Path* path, int32_t skip, int32_t full, bint stage) noexcept nogil
+cdef void offload_drop_plan(Offload* o) noexcept nogil
+cdef int32_t offload_start(Offload* o, double now) noexcept nogil
+cdef void offload_finish(Offload* o, int32_t place) noexcept nogil
+cdef void offload_init(Offload* o) noexcept nogil
+cdef void offload_free(Offload* o) noexcept nogil
+cdef void world_init(World* w) noexcept nogil
+cdef void world_free(World* w) noexcept nogil
+cdef int offload_error(Offload* o) noexcept nogil
+
+
+cdef inline bint must_wait(Core* c, int32_t slot) noexcept nogil:
+    """Whether the request waits for slots that a copy to the host still holds."""
+    cdef Offload* o = <Offload*>c.tiers
+    cdef Wait* w
+    if slot >= o.waits_cap:
+        return False
+    w = &o.waits[slot]
+    if w.serial == 0:
+        return False
+    if o.leases[w.place].serial != w.serial:
+        w.serial = 0
+        return False
+    return True
+
+
+cdef inline void forget_wait(Core* c, int32_t slot) noexcept nogil:
+    cdef Offload* o = <Offload*>c.tiers
+    if slot < o.waits_cap:
+        o.waits[slot].serial = 0
+        o.waits[slot].unstaged = False
+        o.waits[slot].denied = 0
+
+
+cdef inline void granted(Core* c, int32_t slot) noexcept nogil:
+    """The request has the block of its next token."""
+    cdef Offload* o = <Offload*>c.tiers
+    if slot < o.waits_cap:
+        o.waits[slot].denied = 0

@@ -1,0 +1,200 @@
+# cython: language_level=3
+"""Tiers of KV offload as objects: what they are made from, their counters, and the checks that tests run.
+
+Everything that happens in a simulation is in `_offload` and `_offload_pass`.
+"""
+from libc.math cimport INFINITY
+
+import numpy as np
+
+from mocker._common cimport int32_t, int64_t, uint64_t
+from mocker._engine cimport EngineCore
+from mocker._offload cimport (
+    LEASE_FREE, LEASE_G2, LEASE_UP, Lease, Offload, World, offload_deadline, offload_free, offload_init,
+    world_free, world_init)
+from mocker._offload_links cimport Link, link_init
+from mocker._offload_pass cimport tiers_make_room
+from mocker._offload_tiers cimport Tier, tier_init
+
+MAX_WORKERS = 1024
+
+
+cdef dict link_counters(Link* k):
+    return {"bytes": int(k.bytes), "transfers": k.starts, "busy_ms": k.busy, "delay_ms": k.delay}
+
+
+cdef class OffloadWorld:
+    """What the workers of one simulation share: the disk, the remote store, and where segments come from.
+
+    Parameters
+    ----------
+    g3_blocks : int
+        Blocks of the disk tier; 0: none.
+    g4 : bool
+        Whether there is a remote store, which has no limit.
+    g2_to_g3, g3_to_g2, g2_to_g4, g4_to_g2 : float
+        GB/s; 0: unlimited.
+    """
+
+    def __cinit__(self, int64_t g3_blocks=0, bint g4=False, double g2_to_g3=0.0, double g3_to_g2=0.0,
+                  double g2_to_g4=0.0, double g4_to_g2=0.0):
+        world_init(&self.w)
+        self.attached = []
+        self.w.g3.there = g3_blocks > 0
+        self.w.g4.there = g4
+        self.w.g4.unbounded = True
+        tier_init(&self.w.g3.pool, g3_blocks, &self.w.catalog, False)
+        link_init(&self.w.g3.down, g2_to_g3)
+        link_init(&self.w.g3.up, g3_to_g2)
+        link_init(&self.w.g4.down, g2_to_g4)
+        link_init(&self.w.g4.up, g4_to_g2)
+
+    def __dealloc__(self):
+        world_free(&self.w)
+
+    cdef double deadline(self) noexcept nogil:
+        """The earliest thing to happen below any worker; infinity if nothing is under way."""
+        cdef int32_t i
+        cdef double at = INFINITY, other
+        for i in range(self.w.n_workers):
+            other = offload_deadline(<Offload*>self.w.workers[i])
+            if other < at:
+                at = other
+        return at
+
+    def attach(self, EngineCore engine, *, int64_t g2_blocks, int64_t block_bytes, int64_t batch_size, double g1_to_g2,
+               double g2_to_g1, bint reference):
+        """Put tiers below an engine that has no requests yet.
+
+        Parameters
+        ----------
+        engine : EngineCore
+        g2_blocks : int
+            Blocks of its host tier.
+        block_bytes, batch_size : int
+            Bytes a block, and blocks a transfer at most.
+        g1_to_g2, g2_to_g1 : float
+            GB/s of its links; 0: unlimited.
+        reference : bool
+            Lose the metadata and the pins that the reference loses.
+
+        Returns
+        -------
+        OffloadTiers
+        """
+        if self.w.n_workers == MAX_WORKERS:
+            raise ValueError(f"KV offload simulates at most {MAX_WORKERS} workers")
+        cdef OffloadTiers tiers = OffloadTiers.__new__(OffloadTiers)
+        cdef Offload* o = &tiers.o
+        tiers.world, tiers.engine = self, engine
+        o.world, o.core, o.worker, o.reference = &self.w, &engine.c, self.w.n_workers, reference
+        o.block_bytes, o.batch_size = block_bytes, batch_size
+        tier_init(&o.g2, g2_blocks, &self.w.catalog, engine.c.pool.capture)
+        link_init(&o.down, g1_to_g2)
+        link_init(&o.up, g2_to_g1)
+        offload_init(o)
+        self.w.workers[o.worker] = o
+        self.w.n_workers += 1
+        self.attached.append(tiers)
+        engine.c.tiers = engine.c.pool.tiers = o
+        engine.c.pool.make_room = tiers_make_room
+        engine.c.pool.catalog = &self.w.catalog
+        engine.c.pool.keep_evicted = True
+        engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
+        engine.tiers = tiers
+        return tiers
+
+    def collect(self, int64_t rows):
+        """Note for each row how long it was parked, and how many blocks it had from the host, disk and remote store."""
+        cdef double[::1] parked
+        cdef int64_t[:, ::1] blocks
+        cdef OffloadTiers tiers
+        self.parked_ms, self.blocks = np.zeros(rows), np.zeros((rows, 3), np.int64)
+        if rows == 0:
+            return
+        parked, blocks = self.parked_ms, self.blocks
+        for tiers in self.attached:
+            tiers.o.row_parked, tiers.o.row_blocks = &parked[0], &blocks[0, 0]
+
+    def counters(self):
+        """Use of the shared tiers: "g3" and "g4" with their links."""
+        out = {}
+        if self.w.g3.there:
+            out["g3"] = {"blocks": self.w.g3.pool.capacity, "peak_blocks": self.w.g3.pool.peak,
+                         "evicted_blocks": self.w.g3.pool.evictions, "down": link_counters(&self.w.g3.down),
+                         "up": link_counters(&self.w.g3.up)}
+        if self.w.g4.there:
+            out["g4"] = {"blocks": None, "peak_blocks": self.w.g4.objects.used, "evicted_blocks": 0,
+                         "down": link_counters(&self.w.g4.down), "up": link_counters(&self.w.g4.up)}
+        return out
+
+
+cdef class OffloadTiers:
+    """The tiers of one worker; made by `OffloadWorld.attach`."""
+
+    def __dealloc__(self):
+        offload_free(&self.o)
+
+    def counters(self):
+        """Use of the host tier and its links, and what requests had from below."""
+        cdef Offload* o = &self.o
+        return {"blocks": o.g2.capacity, "peak_blocks": o.g2.peak, "evicted_blocks": o.g2.evictions,
+                "down": link_counters(&o.down), "up": link_counters(&o.up), "promotions": o.n_swaps,
+                "staged_promotions": o.n_staged, "blocked_allocations": o.n_blocked,
+                "retried_allocations": o.n_retried, "cancelled_promotions": o.n_cancelled,
+                "parked_ms": o.parked_ms, "from_g2_blocks": o.up_blocks[0], "from_g3_blocks": o.up_blocks[1],
+                "from_g4_blocks": o.up_blocks[2]}
+
+    @property
+    def deadline(self):
+        """When something below finishes next, ms; None if nothing is under way."""
+        cdef double at = offload_deadline(&self.o)
+        return at if at < INFINITY else None
+
+    @property
+    def parked(self):
+        """Handles of the parked requests in the order of their parking."""
+        cdef int64_t i
+        return [self.o.core.req[self.o.leases[self.o.parked[i]].slot].id for i in range(self.o.n_parked)]
+
+    def books(self):
+        """(GPU slots held by copies and promotions, GPU blocks kept for promotions, leases alive)."""
+        cdef int64_t i, slots = 0, prefix = 0, alive = 0
+        cdef Lease* e
+        for i in range(self.o.leases_used):
+            e = &self.o.leases[i]
+            if e.kind == LEASE_FREE:
+                continue
+            alive += 1
+            if e.kind == LEASE_G2 or e.kind == LEASE_UP:
+                slots += e.slots
+                prefix += e.prefix
+        return slots, prefix, alive
+
+    def check(self):
+        """Verify the tiers' books; AssertionError says what is wrong. O(everything)."""
+        cdef World* w = &self.world.w
+        check_tier("host", &self.o.g2)
+        if w.g3.there:
+            check_tier("disk", &w.g3.pool)
+
+
+cdef check_tier(str name, Tier* t):
+    cdef int64_t i, inactive = 0, pinned = 0
+    cdef int32_t node
+    for i in range(t.heap_used):
+        node = t.heap[i]
+        if not t.nodes[node].inactive or t.nodes[node].children != 0 or t.nodes[node].heap_at != i:
+            raise AssertionError(f"{name}: block {t.nodes[node].key} is misplaced in the eviction order")
+    for i in range(<int64_t>(t.mask + 1) if t.table != NULL else 0):
+        if t.table[i] == <uint64_t>0xFFFFFFFFFFFFFFFF:
+            continue
+        node = <int32_t>(t.table[i] & <uint64_t>0xFFFFFFFF)
+        inactive += t.nodes[node].inactive
+        pinned += t.nodes[node].pins > 0
+        if t.nodes[node].resident != (t.nodes[node].inactive or t.nodes[node].pins > 0):
+            raise AssertionError(f"{name}: block {t.nodes[node].key} has no state")
+    if inactive != t.inactive or pinned != t.pinned:
+        raise AssertionError(f"{name}: {inactive} inactive, {pinned} pinned; counted {t.inactive}, {t.pinned}")
+    if t.free < 0 or t.reserved < 0 or t.free + t.inactive + t.pinned > t.capacity:
+        raise AssertionError(f"{name}: {t.free} free, {t.inactive} inactive, {t.pinned} pinned of {t.capacity} slots")

@@ -1,0 +1,36 @@
+# Links between storage tiers, on which the transfers under way share the bandwidth equally.
+from mocker._common cimport int32_t, int64_t
+
+
+cdef struct Transfer:
+    double left                    # bytes still to move at the link's time
+    double begun                   # ms
+    double size                    # bytes
+    int32_t worker                 # whose it is
+    int32_t place                  # its lease
+    int64_t first                  # copies down: first block of the batch in the lease
+    int64_t count                  # blocks
+
+
+cdef struct Link:
+    double rate                    # bytes/ms; infinity: unlimited
+    double last                    # ms up to which `active` is true
+    int64_t starts
+    Transfer* active               # [used] in the reference's list order
+    int64_t cap
+    int64_t used
+    Transfer* done                 # [done_used] what the newest advance finished, in order
+    int64_t done_cap
+    int64_t done_used
+    double bytes                   # moved or moving, since the start
+    double busy                    # ms with something under way
+    double delay                   # ms that finished transfers took longer than they would have taken alone
+    int error                      # ErrorCode
+
+
+cdef void link_init(Link* k, double gbps) noexcept nogil
+cdef void link_free(Link* k) noexcept nogil
+cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int64_t first,
+                     int64_t count) noexcept nogil
+cdef void link_advance(Link* k, double now) noexcept nogil
+cdef double link_earliest(Link* k) noexcept nogil

@@ -1,0 +1,248 @@
+"""KV offload, compiled against the plain Python model: several requests and workers, slow links, cancellations.
+
+`python tests/fuzz_offload.py [first] [count]` runs that many random scripts and says what happened in them.
+"""
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import uuid as uuid_module
+
+from model.offload_core import OffloadCore
+from model.script import differences
+
+from mocker import DirectRequest, MockEngineArgs, VllmCore
+from mocker.offload import offload_world
+
+PASSES = 2000
+IDLE = 300                         # passes of one worker in a row that bring nobody further, and no time
+
+
+def random_script(seed: int) -> dict:
+    """Workers with tiny pools, requests that share prefixes, and cancellations by (pass, request)."""
+    rng = random.Random(f"offload/{seed}")
+    block = rng.choice([2, 4, 4, 8])
+    pool = rng.choice([5, 6, 7, 8, 10, 14, 20])
+
+    def gbps() -> float:
+        return rng.choice([0.02, 0.1, 0.25, 1.0, 4.0, 20.0] + [0.0] * (rng.random() < 0.2))
+
+    args = {"block_size": block, "num_gpu_blocks": pool, "kv_bytes_per_token": rng.choice([25_000, 250_000, 999_983]),
+            "max_num_batched_tokens": rng.choice([block, 2 * block + 1, 16, 64]),
+            "max_num_seqs": rng.choice([1, 2, 3, 4, 8]), "enable_chunked_prefill": rng.random() < 0.9,
+            "preemption_mode": rng.choice(["lifo", "fifo"]), "speedup_ratio": rng.choice([1.0, 1.0, 10.0, 100.0]),
+            "num_g2_blocks": rng.choice([1, 2, 4, 6, 9, 16, 64]),
+            "bandwidth_g1_to_g2_gbps": gbps(), "bandwidth_g2_to_g1_gbps": gbps()}
+    if rng.random() < 0.5:
+        args["offload_batch_size"] = rng.choice([1, 1, 2, 3])
+    if rng.random() < 0.5:
+        args |= {"num_g3_blocks": rng.choice([1, 3, 8, 64]), "bandwidth_g2_to_g3_gbps": gbps(),
+                 "bandwidth_g3_to_g2_gbps": gbps()}
+    if rng.random() < 0.4:
+        args |= {"enable_g4_storage": True, "bandwidth_g2_to_g4_gbps": gbps(), "bandwidth_g4_to_g2_gbps": gbps()}
+    if rng.random() < 0.15:
+        args["engine_type"] = "trtllm"
+    elif rng.random() < 0.2:
+        args |= {"aic_nextn": rng.randrange(1, 4), "aic_nextn_accept_rates": "0.5,0.9"}
+    roots = [[rng.randrange(1, 50) for _ in range(block * rng.randrange(1, 5))] for _ in range(rng.randrange(2, 6))]
+    workers = rng.choice([1, 1, 1, 2, 3])
+    at, requests = 0.0, []
+    for number in range(rng.randrange(4, 30)):
+        tokens = list(rng.choice(roots))
+        if rng.random() < 0.3:
+            tokens = tokens[:rng.randrange(1, len(tokens) + 1)]
+        tokens += [rng.randrange(1, 50) for _ in range(rng.choice([0, 0, 1, block, 2 * block]))]
+        budget = args["max_num_batched_tokens"] if not args["enable_chunked_prefill"] else pool * block
+        tokens = tokens[:min(pool * block - 1, budget)]
+        wanted = min(rng.choice([1, 2, 3, 5, 9, 14]), pool * block - len(tokens))
+        requests.append({"uuid": number + 1, "tokens": tokens, "max_output_tokens": wanted,
+                         "output_token_ids": [rng.randrange(50, 70) for _ in range(wanted)],
+                         "arrival_timestamp_ms": at, "worker": rng.randrange(workers)})
+        if rng.random() < 0.7:
+            at += rng.choice([0.0, 0.3, 5.0, 30.0, 200.0])
+    drops = {}
+    if rng.random() < 0.5:
+        for _ in range(rng.randrange(1, 25)):
+            drops[rng.randrange(1, 120)] = rng.randrange(1, len(requests) + 1)
+    return {"args": args, "workers": workers, "requests": requests, "drops": drops, "reference": rng.random() < 0.2}
+
+
+class Model:
+    def __init__(self, script: dict) -> None:
+        shared: dict = {}
+        self.cores = [OffloadCore(script["args"], worker, shared=shared, reference=script["reference"])
+                      for worker in range(script["workers"])]
+
+    def receive(self, worker: int, request: dict) -> None:
+        self.cores[worker].receive(request)
+
+    def alive(self, worker: int, uuid: int) -> bool:
+        return uuid in self.cores[worker].requests
+
+    def drop(self, worker: int, uuid: int) -> None:
+        self.cores[worker].drop(uuid)
+
+    def empty(self, worker: int) -> bool:
+        return self.cores[worker].is_empty()
+
+    def execute(self, worker: int, now: float) -> dict:
+        step = self.cores[worker].execute_pass(now)
+        self.cores[worker].tiers.check()
+        return step
+
+    def tick(self, worker: int, now: float) -> None:
+        self.cores[worker].tick(now)
+
+    def parked(self, worker: int) -> list[int]:
+        return [parked.request.uuid for parked in self.cores[worker].parked]
+
+    def below(self, worker: int) -> bool:
+        """Something is parked or moves."""
+        core = self.cores[worker]
+        return bool(core.parked) or core.tiers.deadline() is not None
+
+    def counts(self) -> collections.Counter:
+        total: collections.Counter = collections.Counter()
+        for core in self.cores:
+            total.update(core.tiers.counts)
+            total["preemptions"] += core.preemptions_total
+        return total
+
+    def left(self) -> list[str]:
+        """What is held though nobody is there any more."""
+        out = []
+        for core in self.cores:
+            if core.kv.active or core.kv.pins or core.parked or list(core.tiers.leases):
+                out.append(f"worker {core.tiers.worker_id}: {core.kv.active} active, {list(core.tiers.leases)}")
+            if not core.tiers.reference and (core.tiers.g2.pins or core.tiers.g2.reserved):
+                out.append(f"worker {core.tiers.worker_id}: host pins {core.tiers.g2.pins}, {core.tiers.g2.reserved}")
+        return out
+
+
+class Compiled:
+    def __init__(self, script: dict) -> None:
+        args = MockEngineArgs(**script["args"])
+        world = offload_world(args)
+        compat = "reference" if script["reference"] else None
+        self.cores = [VllmCore(args, worker_id=worker, capture_kv_events=True, compat=compat, offload=world)
+                      for worker in range(script["workers"])]
+
+    def receive(self, worker: int, request: dict) -> None:
+        self.cores[worker].receive(DirectRequest(
+            request["tokens"], request["max_output_tokens"], output_token_ids=request["output_token_ids"],
+            uuid=uuid_module.UUID(int=request["uuid"])))
+
+    def alive(self, worker: int, uuid: int) -> bool:
+        return uuid_module.UUID(int=uuid) in self.cores[worker].state
+
+    def drop(self, worker: int, uuid: int) -> None:
+        assert self.cores[worker].drop_request(uuid_module.UUID(int=uuid))
+        self.cores[worker].check_invariants()
+
+    def empty(self, worker: int) -> bool:
+        return self.cores[worker].is_empty()
+
+    def execute(self, worker: int, now: float) -> dict:
+        step = self.cores[worker].execute_pass(now).to_dict()
+        self.cores[worker].check_invariants()
+        return step
+
+    def parked(self, worker: int) -> list[int]:
+        core = self.cores[worker]
+        return [core._ids[handle].int for handle in core._core.tiers.parked]
+
+    def below(self, worker: int) -> bool:
+        tiers = self.cores[worker]._core.tiers
+        return bool(tiers.parked) or tiers.deadline is not None
+
+
+def run(script: dict, system: Model | Compiled) -> list[dict]:
+    """Passes of all workers, always of the one that is furthest behind; then time goes on until nothing moves."""
+    workers = range(script["workers"])
+    pending = [[r for r in script["requests"] if r["worker"] == worker] for worker in workers]
+    worker_of = {r["uuid"]: r["worker"] for r in script["requests"]}
+    clock = [0.0] * script["workers"]
+    idle = 0
+    steps: list[dict] = []
+    while len(steps) < PASSES:
+        for worker in workers:
+            if system.empty(worker) and pending[worker]:
+                clock[worker] = max(clock[worker], pending[worker][0]["arrival_timestamp_ms"])
+        busy = [worker for worker in workers if pending[worker] or not system.empty(worker)]
+        if not busy:
+            break
+        worker = min(busy, key=lambda w: clock[w])
+        now = clock[worker]
+        while pending[worker] and pending[worker][0]["arrival_timestamp_ms"] <= now:
+            system.receive(worker, pending[worker].pop(0))
+        drop = script["drops"].get(len(steps))
+        if drop is not None:           # a parked request if there is one
+            parked = system.parked(worker)
+            drop = parked[drop % len(parked)] if parked else drop
+            if system.alive(worker_of[drop], drop):
+                system.drop(worker_of[drop], drop)
+        if system.empty(worker):
+            continue
+        step = system.execute(worker, now)
+        steps.append({**step, "worker": worker})
+        clock[worker] = step["end_ms"]
+        idle = 0 if step["output"] or step["end_ms"] > now else idle + 1
+        if idle >= IDLE:               # the engine's own: requests that preempt one another for ever
+            assert step["metrics"]["vllm_preemptions_total"] > IDLE // 2, f"the clock stands still at {now}"
+            assert not system.below(worker), f"the clock stands still at {now} while something is under way"
+            return steps
+    assert len(steps) < PASSES or script["reference"], "too many passes"   # there, requests may starve each other
+    return steps
+
+
+def settle(script: dict, system: Model, until: float = 1e9) -> None:
+    """Let everything that still moves arrive; batches of a lane may follow one another."""
+    for _ in range(4 + sum(len(list(core.tiers.leases)) for core in system.cores)):
+        for worker in range(script["workers"]):
+            until += 1e6
+            system.tick(worker, until)
+
+
+def difference(seed: int, seen: collections.Counter | None = None) -> str | None:
+    """The first thing in which the two differ, or that is wrong at the end; None if all is well."""
+    script = random_script(seed)
+    model = Model(script)
+    expected = run(script, model)
+    got = run(script, Compiled(script))
+    found = differences(got, expected)
+    if seen is not None:
+        seen.update({k: v for k, v in model.counts().items() if v})
+        seen.update({f"scripts with {k}": 1 for k, v in model.counts().items() if v})
+        seen["scripts"] += 1
+        seen["passes"] += len(expected)
+    if found:
+        return str(found[:4])
+    if not all(model.empty(worker) for worker in range(script["workers"])):
+        return None
+    settle(script, model)
+    left = model.left()
+    return str(left) if left else None
+
+
+def main() -> int:
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
+    seen: collections.Counter = collections.Counter()
+    bad = 0
+    for seed in range(first, first + count):
+        try:
+            found = difference(seed, seen)
+        except Exception as error:
+            found = repr(error)
+        if found:
+            bad += 1
+            print(seed, found, flush=True)
+            if bad > 10:
+                break
+    print(dict(seen))
+    return bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

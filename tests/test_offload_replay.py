@@ -1,0 +1,124 @@
+"""KV offload in replays: the ways to run one agree, nothing is lost, and the report says what the tiers did."""
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from fuzz import object_replay, random_trace
+
+from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
+
+COLUMNS = ("first_admit_ms", "first_token_ms", "last_token_ms", "reused_input_tokens", "output_tokens", "host_tokens",
+           "disk_tokens", "remote_tokens", "parked_ms")
+
+
+def tiers(rng: random.Random) -> dict:
+    out = {"kv_bytes_per_token": rng.choice([1000, 250_000]), "num_g2_blocks": rng.choice([2, 5, 12, 400])}
+    for link in ("g1_to_g2", "g2_to_g1"):
+        out[f"bandwidth_{link}_gbps"] = rng.choice([0.0, 0.05, 0.5, 14.0])
+    if rng.random() < 0.5:
+        out |= {"num_g3_blocks": rng.choice([3, 30]), "bandwidth_g2_to_g3_gbps": 0.3, "bandwidth_g3_to_g2_gbps": 0.3}
+    if rng.random() < 0.4:
+        out["enable_g4_storage"] = True
+    if rng.random() < 0.4:
+        out["offload_batch_size"] = rng.choice([1, 3])
+    return out
+
+
+def same(a, b, names=COLUMNS) -> None:
+    for name in names:
+        np.testing.assert_array_equal(a.per_request[name], b.per_request[name], err_msg=name)
+    assert a.report["offload"] == b.report["offload"]
+    for name, value in a.report.items():       # means of gaps are summed in another order when passes are skipped
+        if isinstance(value, float) and name != "wall_time_ms" and not name.startswith("processed_"):
+            assert value == pytest.approx(b.report[name], rel=1e-12, abs=1e-9), name
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_ways_to_run_agree(seed):
+    """Segments with and without fast-forward, and real tokens; one worker or several, either router, equal twice."""
+    rng = random.Random(f"offload replay/{seed}")
+    trace, settings, workers = random_trace(rng)
+    settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching")}
+    args = MockEngineArgs(**{**settings, **tiers(rng)})
+    mode = "kv_router" if workers > 1 and seed % 2 else "round_robin"
+    kept = {"extra_engine_args": args, "num_workers": workers, "router_mode": mode, "router_tie_break": "lowest"}
+    first = simulate(trace, **kept)
+    same(first, simulate(trace, **kept))
+    same(first, simulate(trace, fast_forward=False, **kept))
+    if "aic_nextn" not in settings:
+        same(first, simulate(trace, _real_tokens=True, **kept))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_worker_is_the_core(seed):
+    """A replay of one worker is the core's own loop, request by request, with the books checked after every pass."""
+    rng = random.Random(f"offload one worker/{seed}")
+    trace, settings, _ = random_trace(rng)
+    settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching")}
+    args = MockEngineArgs(**{**settings, **tiers(rng)})
+    result = simulate(trace, extra_engine_args=args, _real_tokens=True)
+    expected = object_replay(trace, args, 1)
+    for name in ("first_admit_ms", "first_token_ms", "last_token_ms", "reused_input_tokens"):
+        assert result.per_request[name].tolist() == expected[name], name
+
+
+def test_nothing_is_lost_in_disaggregation():
+    """Both pools have tiers, one disk below them; hand-offs wait for slots and all requests end."""
+    part = Trace.load(sample_trace_path()).head(600)
+    tier = {"num_gpu_blocks": 2500, "kv_bytes_per_token": 131_072, "num_g2_blocks": 3000, "num_g3_blocks": 20_000}
+    results = [simulate(part, prefill_engine_args=MockEngineArgs(worker_type="prefill", **tier),
+                        decode_engine_args=MockEngineArgs(worker_type="decode", **tier), num_prefill_workers=2,
+                        num_decode_workers=2, router_mode=mode, router_tie_break="lowest")
+               for mode in ("round_robin", "kv_router", "kv_router")]
+    same(results[1], results[2])
+    for result in results:
+        assert set(result.per_request["terminal_status"]) <= {"completed", "rejected", "capacity"}
+        assert result.report["offload"]["promotions"] > 0
+        assert result.report["offload"]["g3"]["hit_tokens"] > 0
+
+
+def test_report_says_what_the_tiers_did():
+    trace = Trace.load(sample_trace_path())
+    args = MockEngineArgs(num_gpu_blocks=8192, kv_bytes_per_token=131_072, num_g2_blocks=30_000, num_g3_blocks=60_000)
+    result = simulate(trace, extra_engine_args=args, max_sim_time_ms=600_000.0)
+    offload = result.report["offload"]
+    columns = result.per_request
+    block = 64 * 131_072
+    assert offload["g2"]["hit_tokens"] == columns["host_tokens"].sum() > 0
+    assert offload["g3"]["hit_tokens"] == columns["disk_tokens"].sum() > 0
+    assert offload["parked_ms"] == pytest.approx(columns["parked_ms"].sum())
+    assert offload["g2"]["up"]["bytes"] >= (columns["host_tokens"].sum() + columns["disk_tokens"].sum()) * 131_072
+    assert offload["g2"]["down"]["bytes"] % block == 0
+    assert offload["g2"]["peak_blocks"] <= 30_000
+    assert 0.0 < offload["g2"]["down"]["utilization"] < 1.0
+    assert offload["g2"]["evicted_blocks"] > 0
+    assert (columns["parked_ms"] > 0).sum() == ((columns["host_tokens"] + columns["disk_tokens"]) > 0).sum()
+    assert "offload" not in simulate(trace, extra_engine_args=MockEngineArgs(), max_sim_time_ms=1e3).report
+
+
+def test_endless_host_reaches_the_unlimited_cache():
+    """Unlimited host memory and links reuse what an unlimited GPU would; no host memory is no offload, bit for bit."""
+    trace = Trace.load(sample_trace_path())
+    small = {"num_gpu_blocks": 16_384, "kv_bytes_per_token": 131_072}
+    unlimited = simulate(trace, extra_engine_args=MockEngineArgs(**{**small, "num_gpu_blocks": 4_000_000}))
+    endless = simulate(trace, extra_engine_args=MockEngineArgs(
+        **small, num_g2_blocks=4_000_000, bandwidth_g1_to_g2_gbps=0.0, bandwidth_g2_to_g1_gbps=0.0))
+    assert endless.report["prefix_cache_reused_ratio"] >= unlimited.report["prefix_cache_reused_ratio"] - 1e-3
+    none = [simulate(trace, extra_engine_args=MockEngineArgs(**small, num_g2_blocks=n), num_workers=2)
+            for n in (None, 0)]
+    for name, column in none[0].per_request.items():
+        np.testing.assert_array_equal(column, none[1].per_request[name])
+
+
+@pytest.mark.parametrize(("first", "second", "text"), [
+    ({"num_g3_blocks": 5}, {"num_g3_blocks": 6}, "num_g3_blocks"),
+    ({"enable_g4_storage": True}, {"enable_g4_storage": True, "bandwidth_g2_to_g4_gbps": 1.0}, "bandwidth_g2_to_g4"),
+])
+def test_pools_agree_about_what_they_share(first, second, text):
+    kept = {"num_g2_blocks": 9, "kv_bytes_per_token": 1000}
+    with pytest.raises(ValueError, match=text):
+        simulate(Trace.load(sample_trace_path()),
+                 prefill_engine_args=MockEngineArgs(worker_type="prefill", **kept, **first),
+                 decode_engine_args=MockEngineArgs(worker_type="decode", **kept, **second))
