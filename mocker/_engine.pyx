@@ -344,7 +344,7 @@ cdef class EngineCore:
         holders = {}
         alive = 0
         if self.tiers is not None:
-            partial, pinned, _ = self.tiers.books()
+            partial, pinned = self.tiers.books()[:2]
             self.tiers.check()
         for slot in range(c.req_used):
             r = &c.req[slot]

@@ -9,7 +9,7 @@ and joins the queue when it is activated. Costs: the pool's operations; withdraw
 from mocker._common cimport (
     ERR_MEMORY, NIL, ST_HELD, ST_PENDING, ST_PREEMPTED, ST_RESERVED, ST_WAITING, grown, int32_t, int64_t)
 from mocker._core cimport Core, Request
-from mocker._kv cimport pool_adopt, pool_pin, pool_unpin
+from mocker._kv_kept cimport pool_adopt, pool_pin, pool_unpin
 from mocker._offload cimport must_wait
 from mocker._offload_pass cimport tiers_wait
 from mocker._requests cimport blocks_release, core_enqueue, slot_free

@@ -89,28 +89,37 @@ cdef struct Pool:
     int error                      # ErrorCode
 
 
+cdef struct Spot:                  # a block of a path: element, the run it begins, its offset in the segment
+    int32_t element
+    int32_t run
+    int32_t at
+
+
 cdef int pool_init(Pool* p, int64_t capacity, bint caching, bint capture, int32_t block_size) noexcept nogil
 cdef void pool_free(Pool* p) noexcept nogil
 cdef void path_free(Path* path) noexcept nogil
 cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_block) noexcept nogil
 cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t* active) noexcept nogil
 cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t partial) noexcept nogil
-cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil
-cdef void pool_unpin(Pool* p, Path* path, int32_t pinned, int32_t reserved) noexcept nogil
-cdef void pool_adopt(Pool* p, Path* path, int32_t pinned, int32_t full) noexcept nogil
 cdef bint pool_reserve(Pool* p, int64_t count) noexcept nogil
 cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil
 cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil
 cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil
 cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
-cdef void pool_pin_prefix(Pool* p, Path* path, int32_t count) noexcept nogil
-cdef void pool_touch_prefix(Pool* p, Path* path, int32_t count) noexcept nogil
-cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t slots) noexcept nogil
 cdef void evict(Pool* p, int64_t count) noexcept nogil
 cdef Event* event_new(Pool* p, bint stored) noexcept nogil
 cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
                       uint32_t* tokens) noexcept nogil
 cdef void log_removed(Pool* p) noexcept nogil
+cdef int32_t run_new(Pool* p, uint64_t key, int32_t start, int32_t end, int32_t ref) noexcept nogil
+cdef void table_insert(Pool* p, uint64_t key, int32_t run) noexcept nogil
+cdef void queue_append(Pool* p, int32_t run) noexcept nogil
+cdef int32_t resident_from(Pool* p, Path* path, int32_t begin, int32_t end, Spot* spot, int64_t* idle) noexcept nogil
+cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil
+cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil
+cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
+cdef void catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil
+cdef void log_stored(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
 
 
 cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:

@@ -13,7 +13,8 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
-from mocker._kv cimport Path, Piece, Pool, element_at, element_begin, path_free, pool_unpin
+from mocker._kv cimport Path, Piece, Pool, element_at, element_begin, path_free
+from mocker._kv_kept cimport pool_unpin
 from mocker._offload_links cimport Transfer, link_advance, link_earliest, link_free, link_start
 from mocker._offload_tiers cimport (
     Block, catalog_free, set_add, set_discard, set_free, set_has, tier_add, tier_free, tier_has, tier_idle,

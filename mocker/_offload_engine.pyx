@@ -158,7 +158,8 @@ cdef class OffloadTiers:
         return [self.o.core.req[self.o.leases[self.o.parked[i]].slot].id for i in range(self.o.n_parked)]
 
     def books(self):
-        """(GPU slots held by copies and promotions, GPU blocks kept for promotions, leases alive)."""
+        """(GPU slots held by copies and promotions, GPU blocks kept for promotions, leases alive, host blocks pinned,
+        host slots promised)."""
         cdef int64_t i, slots = 0, prefix = 0, alive = 0
         cdef Lease* e
         for i in range(self.o.leases_used):
@@ -169,7 +170,7 @@ cdef class OffloadTiers:
             if e.kind == LEASE_G2 or e.kind == LEASE_UP:
                 slots += e.slots
                 prefix += e.prefix
-        return slots, prefix, alive
+        return slots, prefix, alive, self.o.g2.pinned, self.o.g2.reserved
 
     def check(self):
         """Verify the tiers' books; AssertionError says what is wrong. O(everything)."""

@@ -8,9 +8,8 @@ from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, ST_PARKED, ST_WAITING, grown, int32_t, int64_t
 from mocker._core cimport Core, Request
-from mocker._kv cimport (
-    Path, Pool, event_new, event_piece, evict, log_removed, pool_pin_prefix, pool_promoted, pool_reserve,
-    pool_touch_prefix, pool_unpin)
+from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, pool_reserve
+from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
 from mocker._offload cimport (
     STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan, offload_enqueue,
     offload_finish, offload_plan, offload_start, offload_tick)

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from fuzz_offload import difference
+from fuzz_offload import broken, difference
 from model.script import differences
 from runner import run_script
 
@@ -36,6 +36,12 @@ def test_equals_the_model():
         assert found is None, f"script {seed}: {found}"
     for what in ("swap_ins", "staged", "blocked", "retries", "cancelled", "preemptions"):
         assert seen[f"scripts with {what}"] > 0, what
+
+
+def test_nothing_is_left_of_a_cluster():
+    for seed in range(10_000, 10_000 + 2 * COUNT):
+        found = broken(seed)
+        assert found is None, f"script {seed}: {found}"
 
 
 def core(**changes) -> VllmCore:
