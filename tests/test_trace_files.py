@@ -215,3 +215,20 @@ def test_tables_hold_what_a_row_holds():
     assert table.schema.metadata == {b"mocker.block_size": b"16"}
     assert table["delay"][0].as_py() is None and table["request_id"][0].as_py() == "r0ü"
     json.dumps(table.slice(0, 2).to_pylist())
+
+
+def test_rows_are_left_out_of_formats_whose_readers_end_at_the_first(tmp_path):
+    row = '{"request_id": "%s", "input_length": 5, "output_length": 1, "hash_ids": [1]%s}\n'
+    path = tmp_path / "t.jsonl"
+    path.write_text(row % ("a", ', "timestamp": 0') + "{oops\n" + row % ("b", ', "wait_for": ["a"]')
+                    + row % ("a", "") + row % ("c", ', "wait_for": ["z"]'))
+    trace = Trace.load(path, format="agentic_mooncake", on_error="skip")
+    assert trace.line.tolist() == [1, 3] and trace.wait_rows.tolist() == [0]
+    assert [(error.line, error.field) for error in trace.skipped] == [
+        (2, "row"), (4, "request_id"), (5, "wait_for")]
+    columns.save(trace, tmp_path / "t.mtrace")
+    again = Trace.load(tmp_path / "t.mtrace")
+    assert again == trace and [str(error) for error in again.skipped] == [str(error) for error in trace.skipped]
+    path.write_text("{oops\n" * 1100)
+    with pytest.raises(TraceError, match="more than 1,000 rows that format 'agentic_mooncake' cannot read"):
+        Trace.load(path, format="agentic_mooncake", on_error="skip")

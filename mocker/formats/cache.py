@@ -17,6 +17,7 @@ from .source import Source, read_file
 
 __all__ = ["ENVIRONMENT", "cached"]
 
+READERS = 1                     # to be raised when a reader begins to read a file otherwise
 ENVIRONMENT = "MOCKER_TRACE_CACHE"
 """Environment variable that names the folder where `load` gets none."""
 
@@ -50,7 +51,7 @@ def cached(
     if any(not os.path.isfile(name) for name in names):
         return read()
     try:
-        what = json.dumps([__version__, settings], sort_keys=True)
+        what = json.dumps([__version__, READERS, settings], sort_keys=True)
     except TypeError:
         raise ValueError("a trace that depends on a function cannot be cached; name the function as MODULE:NAME, or "
                          "leave the cache out") from None

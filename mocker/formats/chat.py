@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..trace import Trace, TraceError
-from .named import MAX_PROMPT, UNITS, make_trace
+from . import mooncake
+from .named import MAX_PROMPT, UNITS, fill_ids, make_trace
 from .registry import Format, Head
 from .rows import (
     DECODER,
@@ -361,7 +362,7 @@ def _load(source: Source) -> Trace:
         # Names of their own for the others: rows of one line would share the one that a reader gives to a line.
         reader.names.update(name for name in sessions if name is not None)
         sessions = [reader.new_name(f"request_{i}") if name is None else name for i, name in enumerate(sessions, 1)]
-    offsets, ids = _number(prompts, turns, size)
+    offsets, ids = fill_ids(source, prompts, [turn.prompt for turn in turns], size)
     missing = np.nan
     return make_trace(
         source, line=np.array(numbers, np.int64), input_length=np.array([turn.prompt for turn in turns], np.int64),
@@ -372,30 +373,12 @@ def _load(source: Source) -> Trace:
         request_ids=requests if any(r is not None for r in requests) else None, block_size=BLOCK_SIZE)
 
 
-def _number(prompts: list[Any], turns: list[_Turn], size: int) -> tuple[Any, Any]:
-    """Offsets and ids; prompts without content get ids that no row has."""
-    free = max((int(ids.max()) for ids in prompts if ids is not None and len(ids)), default=-1) + 1
-    parts = []
-    for ids, turn in zip(prompts, turns, strict=True):
-        if ids is None:
-            count = -(-turn.prompt // size)
-            ids = np.arange(free % 2**64, free % 2**64 + count, dtype=np.uint64)
-            free += count
-        parts.append(ids)
-    offsets = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
-    return offsets, np.concatenate([np.empty(0, np.uint64), *parts])
-
-
 def _load_timed(source: Source) -> Trace:
     """Read vLLM's timed traces: Mooncake rows with times in s."""
-    from dataclasses import replace
-
-    from .mooncake import load
-
     unit = source.options.get("time_unit", "s")
     if unit not in UNITS:
         raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, is {unit!r}")
-    trace = load(replace(source, options={}))
+    trace = mooncake.load(replace(source, options={}))
     return replace(trace, arrival_ms=trace.arrival_ms * UNITS[unit], delay_ms=trace.delay_ms * UNITS[unit])
 
 

@@ -15,7 +15,7 @@ from ..trace import Trace, TraceError
 from .mooncake import RowColumns, finish_rows
 from .source import Source
 
-__all__ = ["UNITS", "make_trace", "resolve", "time_unit"]
+__all__ = ["UNITS", "fill_ids", "make_trace", "resolve", "time_unit"]
 
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds in a unit of time."""
@@ -99,6 +99,25 @@ def time_unit(source: Source, header: Sequence[str], places: Mapping[str, int]) 
     if unit not in UNITS:
         raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, is {unit!r}")
     return UNITS[unit]
+
+
+def fill_ids(
+    source: Source, prompts: Sequence[NDArray[np.uint64] | None], lengths: Sequence[int], block_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Offsets and hash ids of prompts; None stands for a prompt that shares nothing and gets ids above all others."""
+    none = np.empty(0, np.uint64)
+    free = max((int(ids.max()) for ids in prompts if ids is not None and len(ids)), default=-1) + 1
+    counts = [max(-(-length // block_size), 1) if ids is None else len(ids)
+              for ids, length in zip(prompts, lengths, strict=True)]
+    missing = sum(count for ids, count in zip(prompts, counts, strict=True) if ids is None)
+    if missing > MAX_BLOCKS or free + missing > 2**64:
+        source.fail(None, "hash_ids", f"are missing for {missing} blocks, for which no ids are free; give the missing "
+                    "ids, or a larger block size")
+    parts = []
+    for ids, count in zip(prompts, counts, strict=True):
+        parts.append(np.arange(count, dtype=np.uint64) + np.uint64(free) if ids is None else ids)
+        free += count if ids is None else 0
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), np.concatenate([none, *parts])
 
 
 def make_trace(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import Trace, TraceError
-from .named import MAX_PROMPT, make_trace
+from .named import MAX_PROMPT, fill_ids, make_trace
 from .registry import Format, Head
 from .rows import MAX_UINT64, Check, check_integer, check_integers, check_number, kind, lines, read_fields
 from .source import Source
@@ -66,27 +66,13 @@ def load(source: Source) -> Trace:
     offsets = ids = None
     if any(given):
         size = BLOCK_SIZE if source.given_block_size is None else source.given_block_size
-        offsets, ids = _ids(columns["hash_ids"], columns["input_length"], size)
+        offsets, ids = fill_ids(source, columns["hash_ids"], columns["input_length"], size)
     several = len(set(columns["session"])) < n
     return make_trace(
         source, line=np.array(number, np.int64), arrival_ms=np.array(columns["timestamp"], np.float64) * 1e3,
         input_length=np.array(columns["input_length"], np.int64),
         output_length=np.array(columns["output_length"], np.int64), hash_offsets=offsets, hash_ids=ids,
         session_ids=columns["session"] if several else None, request_ids=columns["chat_id"], block_size=BLOCK_SIZE)
-
-
-def _ids(rows: list[Any], lengths: list[int], block_size: int) -> tuple[Any, Any]:
-    """Offsets and ids; rows without ids get some that no row has, if there are any free."""
-    free = max((int(ids.max()) for ids in rows if ids is not None and len(ids)), default=-1) + 1
-    parts = []
-    for ids, length in zip(rows, lengths, strict=True):
-        if ids is None:
-            count = max(-(-length // block_size), 1)
-            ids = (np.arange(count, dtype=np.uint64) + np.uint64(free % 2**64))
-            free += count
-        parts.append(ids)
-    offsets = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
-    return offsets, np.concatenate(parts)
 
 
 def _sniff(head: Head) -> bool:
