@@ -49,15 +49,17 @@ def plot(trace: Trace, stats: TraceStats, path: str | os.PathLike[str]) -> Path:
                                     name="requests/s"), row=1, col=1)
         figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
         figure.update_xaxes(title="time, s", row=1, col=1)
-    for label, values in (("prompt", trace.input_length), ("answer", trace.output_length)):
+    for label, values, color in (("prompt", trace.input_length, "#ef553b"), ("answer", trace.output_length, "#ab63fa")):
         positive = values[values > 0]
         if len(positive):
             low, high = float(positive.min()), float(positive.max())
             counts, edges = np.histogram(positive, np.geomspace(low * 0.999, max(high, low) * 1.001, 60))
-            figure.add_trace(go.Scatter(x=np.sqrt(edges[1:] * edges[:-1]), y=counts, line_shape="hvh", name=label),
+            figure.add_trace(go.Scatter(x=np.sqrt(edges[1:] * edges[:-1]), y=counts, line_shape="hvh", name=label,
+                                        line_color=color),
                              row=1, col=2)
             share = np.linspace(0, 1, 201)
-            figure.add_trace(go.Scatter(x=np.percentile(positive, share * 100), y=share, name=f"{label}, cumulative"),
+            figure.add_trace(go.Scatter(x=np.percentile(positive, share * 100), y=share, name=f"{label}, cumulative",
+                                        line_color=color, showlegend=False),
                              row=2, col=2)
     for row, what in ((1, "requests"), (2, "share of requests")):
         figure.update_xaxes(title="tokens", type="log", row=row, col=2)
