@@ -13,7 +13,6 @@ answer. What a row may hold:
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -282,7 +281,7 @@ def _holds_data(first: bytes) -> bool:
 
 def _array_items(source: Source) -> Iterator[tuple[int, Callable[[], Any]]]:
     """Elements of the file's one array, decoded one after the other."""
-    raw = source.data[source.start:] if isinstance(source.data, mmap.mmap) else source.data[source.start:]
+    raw = bytes(source.data[source.start:])
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

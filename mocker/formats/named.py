@@ -15,7 +15,7 @@ from ..trace import Trace, TraceError
 from .mooncake import RowColumns, finish_rows
 from .source import Source
 
-__all__ = ["UNITS", "fill_ids", "make_trace", "resolve", "time_unit"]
+__all__ = ["FIELD_OF", "UNITS", "fill_ids", "make_trace", "plain_name", "resolve", "time_unit"]
 
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds in a unit of time."""
@@ -39,11 +39,13 @@ _SYNONYMS = {
     "output_token_ids": "output_token_ids",
 }
 FIELDS = tuple(_SYNONYMS)
-_FIELD_OF = {name: field for field, names in _SYNONYMS.items() for name in names.split()}
+FIELD_OF = {name: field for field, names in _SYNONYMS.items() for name in names.split()}
+"""Field that a plain column name stands for."""
 _UNIT_OF = {"arrived_at": "s"}      # columns whose tools count in another unit than ms
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A column's name without letter case and separators."""
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
@@ -69,7 +71,7 @@ def resolve(source: Source, line: int | None, header: Sequence[str]) -> dict[str
             source.fail(line, field, f"there is no column {name!r}; the columns are {_some(header)}")
         places[field] = list(header).index(name)
     for place, name in enumerate(header):
-        found = _FIELD_OF.get(_plain(name))
+        found = FIELD_OF.get(plain_name(name))
         if found is None or found in given:
             continue
         if found in places:
@@ -95,7 +97,7 @@ def time_unit(source: Source, header: Sequence[str], places: Mapping[str, int]) 
     unit = source.options.get("time_unit")
     if unit is None:
         place = places.get("timestamp")
-        unit = "ms" if place is None else _UNIT_OF.get(_plain(header[place]), "ms")
+        unit = "ms" if place is None else _UNIT_OF.get(plain_name(header[place]), "ms")
     if unit not in UNITS:
         raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, is {unit!r}")
     return UNITS[unit]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import _csv
 from ..trace import Trace, TraceError
-from .named import UNITS, make_trace, resolve, time_unit
+from .named import FIELD_OF, UNITS, make_trace, plain_name, resolve, time_unit
 from .registry import Format, Head
 from .rows import short
 from .source import Source
@@ -294,9 +294,7 @@ def _columns_of(head: Head) -> set[str]:
 
 
 def _is_csv(head: Head) -> bool:
-    from .named import _FIELD_OF, _plain
-
-    fields = {_FIELD_OF.get(_plain(name)) for name in _columns_of(head)}
+    fields = {FIELD_OF.get(plain_name(name)) for name in _columns_of(head)}
     return "output_length" in fields and bool({"input_length", "hash_ids"} & fields)
 
 
