@@ -413,7 +413,9 @@ cdef class Cluster(Workers):
             if self.stalled or (self.rows_left == 0 and self.events.used == self.starts):
                 self.finished = True
                 return True
-            at = min(self.next_ready(), self.next_cancel())
+            at = self.next_ready()
+            if self.cancels.used > 0:
+                at = min(at, self.next_cancel())
             other = self.events.items[0].at if self.events.used > 0 else INFINITY
             if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
                 at = other                     # the single-worker closed loop looks for arrivals between passes only
@@ -492,7 +494,7 @@ cdef class Cluster(Workers):
                 return False
             if self.planner is not None and not self.starting():
                 return False
-            if not self.cancellations(&changed):
+            if self.cancels.used > 0 and not self.cancellations(&changed):
                 return False
             dispatched = self.in_flight
             if not self.arrivals(self.now):

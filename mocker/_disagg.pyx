@@ -636,7 +636,7 @@ cdef class DisaggCluster(Cluster):
                 self.sequence += 1
                 if not heap_push(&self.events, v.end_ms, self.sequence, worker):
                     return False
-                at = 0
+                at += 1                        # nobody before it has anything new to do
             elif news:
                 changed[0] = True
                 if not self.pass_ended(worker):
@@ -718,7 +718,7 @@ cdef class DisaggCluster(Cluster):
                 changed = True
                 if not self.issue(heap_pop(&self.events).second - ROUND, ACTIVATE_DESTINATION):
                     return False
-            if not self.cancellations(&changed):
+            if self.cancels.used > 0 and not self.cancellations(&changed):
                 return False
             before = self.in_flight
             if not self.arrivals(self.now):
