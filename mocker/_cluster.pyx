@@ -420,9 +420,7 @@ cdef class Cluster(Workers):
             if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
                 at = other                     # the single-worker closed loop looks for arrivals between passes only
             if self.offload is not None:
-                other = self.next_below()
-                if other < at:
-                    at = other
+                at = min(at, self.next_below())
             if at == INFINITY:
                 if self.rescue():
                     if not self.settle(&done):

@@ -198,7 +198,8 @@ def run(script: dict, system: Model | Compiled) -> list[dict]:
             assert not system.below(worker), f"the clock stands still at {now} while something is under way"
             return steps
     # The reference lets requests starve one another; and the oldest first, two may preempt each other for ever.
-    circles = script["args"]["preemption_mode"] == "fifo" and not system.below(worker) and (
+    # Somebody parked may have to wait for many short passes of others.
+    circles = system.below(worker) or script["args"]["preemption_mode"] == "fifo" and (
         steps[-1]["metrics"]["vllm_preemptions_total"] > PASSES // 4)
     assert len(steps) < PASSES or script["reference"] or circles, "too many passes"
     return steps

@@ -98,6 +98,17 @@ def test_report_says_what_the_tiers_did():
     assert "offload" not in simulate(trace, extra_engine_args=MockEngineArgs(), max_sim_time_ms=1e3).report
 
 
+def test_time_cap_of_a_single_worker():
+    """The closed loop of one worker ends at its cap as without tiers, when these never come into play."""
+    trace = Trace.load(sample_trace_path()).head(300)
+    kept = {"num_gpu_blocks": 200_000, "kv_bytes_per_token": 1000}
+    results = [simulate(trace, extra_engine_args=MockEngineArgs(**kept, num_g2_blocks=n), replay_concurrency=4,
+                        max_sim_time_ms=20_000.0) for n in (None, 10)]
+    for name in ("last_token_ms", "output_tokens", "terminal_status"):
+        np.testing.assert_array_equal(results[0].per_request[name], results[1].per_request[name])
+    assert results[0].report["duration_ms"] == results[1].report["duration_ms"]
+
+
 def test_endless_host_reaches_the_unlimited_cache():
     """Unlimited host memory and links reuse what an unlimited GPU would; no host memory is no offload, bit for bit."""
     trace = Trace.load(sample_trace_path())
