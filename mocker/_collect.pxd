@@ -1,5 +1,6 @@
 # Data dictionary of the collector: one row per request of the workload, and the inter-token gaps of all of them.
 from mocker._common cimport int8_t, int32_t, int64_t
+from mocker._distribution cimport LogSummary
 
 
 cdef struct Rows:                  # columns by request row; NaN / -1 until known
@@ -20,6 +21,10 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
     int64_t cap
     int64_t zeros                  # gaps of 0, counted apart
     int error                      # ErrorCode
+    int64_t room                   # entries until the next look at capacity and summary
+    int64_t fold_at                # `used` at which entries go into the summary
+    int64_t most                   # entries to keep, beyond which fine bins stand for them; 0: all
+    LogSummary* summary            # NULL: nothing folded in yet
 
 
 cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
-from ._collect import STATISTICS, statistics, weighted_statistics
+from ._distribution import STATISTICS, statistics, summarise, weighted_statistics
 from .simulation import RECORD_KEYS
 
 if TYPE_CHECKING:
@@ -68,10 +68,6 @@ class Columns:
     terminal: NDArray[np.int8]
 
 
-def _positive(values: FloatArray) -> FloatArray:
-    return np.maximum(values, 0.0)
-
-
 def _distribution(out: Report, samples: dict[str, int], name: str, suffix: str, stats: Mapping[str, Any],
                   reference: bool) -> None:
     count = int(stats["samples"])
@@ -112,22 +108,16 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         `canceled_requests` and `samples` (count behind each distribution); `compat` leaves these out.
     """
     reference = compat == "reference"
-    served = ~np.isnan(c.first_admit) & ~np.isnan(c.first_token)
-    done = served if reference else (c.terminal == COMPLETED)
-    outputs = c.output_length if reference else c.output_tokens
-    completed = int(np.count_nonzero(done))
-    inputs = int(c.input_length[served].sum())
-    produced = int(outputs[served].sum())
-    duration_ms = float(c.last_token[served].max()) if served.any() else 0.0
+    bounds = [math.nan if bound is None else bound for bound in (
+        (None,) * 3 if sla is None else (sla.ttft_ms, sla.itl_ms, sla.e2e_ms))]
+    totals, ttft, ttst, tpot, e2e = summarise(
+        c.arrival, c.first_admit, c.first_token, c.second_gap, c.last_token, c.input_length, c.output_length,
+        c.output_tokens, c.reused, c.first_reused, c.terminal, reference, *bounds)
+    completed, inputs, produced = totals["completed"], totals["inputs"], totals["outputs"]
+    duration_ms = totals["duration_ms"]
     duration_s = max(duration_ms / 1000.0, 1e-9)
     if decode_worker_seconds is None:
         decode_worker_seconds = duration_s
-    ttft = _positive(c.first_token[served] - c.arrival[served])
-    ended = served & done
-    e2e = _positive(c.last_token[ended] - c.arrival[ended])
-    several = served & (c.output_tokens >= 2)
-    tpot = _positive(c.last_token[several] - c.first_token[several]) / (c.output_tokens[several] - 1)
-    ttst = c.second_gap[served & ~np.isnan(c.second_gap)]
     out: Report = {
         "num_requests": len(c.arrival),
         "completed_requests": completed,
@@ -146,35 +136,25 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         "gpu_hours": (prefill_worker_seconds * prefill_gpus + decode_worker_seconds * decode_gpus) / 3600.0,
     }
     if sla is not None and sla.is_set:
-        good = ended.copy()
-        first = _positive(c.first_token - c.arrival)
-        whole = _positive(c.last_token - c.arrival)
-        if sla.e2e_ms is not None:
-            good &= whole <= sla.e2e_ms
-        if sla.ttft_ms is not None:
-            good &= first <= sla.ttft_ms
-        if sla.itl_ms is not None:
-            mean_gap = (whole - first) / np.maximum(outputs - 1, 1)
-            good &= (mean_gap <= sla.itl_ms) | (outputs <= 1)
-        out["goodput_completed_requests"] = int(np.count_nonzero(good))
-        out["goodput_request_throughput_rps"] = int(np.count_nonzero(good)) / duration_s
-        out["goodput_output_throughput_tok_s"] = int(outputs[good].sum()) / duration_s
+        out["goodput_completed_requests"] = totals["good"]
+        out["goodput_request_throughput_rps"] = totals["good"] / duration_s
+        out["goodput_output_throughput_tok_s"] = totals["good_outputs"] / duration_s
     per_wall = 1000.0 / wall_time_ms if wall_time_ms > 0.0 else 0.0
     out["processed_tokens"] = inputs + produced
     out["processed_tokens_per_s"] = (inputs + produced) * per_wall
     out["processed_output_tokens_per_s"] = produced * per_wall
-    out["prefix_cache_reused_ratio"] = int(c.reused[served].sum()) / inputs if inputs else 0.0
-    out["first_admission_prefix_cache_reused_ratio"] = int(c.first_reused[served].sum()) / inputs if inputs else 0.0
+    out["prefix_cache_reused_ratio"] = totals["reused"] / inputs if inputs else 0.0
+    out["first_admission_prefix_cache_reused_ratio"] = totals["first_reused"] / inputs if inputs else 0.0
     samples: dict[str, int] = {}
-    _distribution(out, samples, "ttft", "_ms", statistics(ttft), reference)
-    _distribution(out, samples, "ttst", "_ms", statistics(ttst), reference)
-    _distribution(out, samples, "tpot", "_ms", statistics(tpot), reference)
+    _distribution(out, samples, "ttft", "_ms", ttft, reference)
+    _distribution(out, samples, "ttst", "_ms", ttst, reference)
+    _distribution(out, samples, "tpot", "_ms", tpot, reference)
     _distribution(out, samples, "itl", "_ms", gaps, reference)
-    _distribution(out, samples, "e2e_latency", "_ms", statistics(e2e), reference)
+    _distribution(out, samples, "e2e_latency", "_ms", e2e, reference)
     _distribution(out, samples, "output_token_throughput_per_user", "", rates, reference)
     if not reference:
         for code in (0, 2, 3, 4, 5, 6):
-            out[f"{TERMINAL_NAMES[code]}_requests"] = int(np.count_nonzero(c.terminal == code))
+            out[f"{TERMINAL_NAMES[code]}_requests"] = totals["terminal"][code]
         out["samples"] = samples
     return out
 

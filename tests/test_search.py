@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mocker
+from mocker._distribution import statistics
 from mocker.cli import main
 from mocker.report import DISTRIBUTIONS
 from mocker.search import Between, highest_rate, optimize, pareto_front
@@ -84,8 +85,6 @@ def test_allowed_above_is_the_percentile_rule():
     for total in (1, 2, 7, 100, 101, 12031):
         values = np.arange(total, dtype=float)
         for statistic in ("median", "p75", "p90", "p95", "p99"):
-            from mocker._collect import statistics
-
             percentile = statistics(values)[statistic]
             for bound in (percentile - 0.5, percentile + 0.5):
                 lost = np.count_nonzero(values > bound) > allowed_above(total, statistic)

@@ -88,7 +88,7 @@ def _refuse(**options: Any) -> None:
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
          progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any,
-         planning: Planning | None, compat: str | None) -> _Run:
+         planning: Planning | None, compat: str | None, exact_gaps: int | None) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
@@ -101,6 +101,8 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     if recording is not None:
         span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival, initial=0.0))
         cluster.record(recording.recorder(len(cluster.engines), span))
+    if exact_gaps is not None:
+        cluster.collector.keep_gaps(_integer("exact_gaps", exact_gaps, 1))
     passes = SLICE_PASSES if watch is None else watch.passes
     if concurrency is None and workload.is_single and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
@@ -146,6 +148,8 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
         prefill_worker_seconds=worked[PREFILL], decode_gpus=pools.args.aic_gpus_per_worker(),
         prefill_gpus=0 if prefill is None else prefill.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms,
         compat=compat)
+    if cluster.collector.sketched:
+        report["sketched"] = ["itl_ms", "output_token_throughput_per_user"]
     if compat is None:
         report["clamped_requests"] = cluster.clamped
         if pools.args.engine_type == "sglang":
@@ -277,7 +281,8 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
               progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool = True,
               force_tokens: bool = False, recording: Recording | None = None, watch: Any = None,
-              planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None) -> tuple[_Run, Report]:
+              planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
+              exact_gaps: int | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -299,7 +304,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
     run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
-               None if planner is None else Planning(planner), compat)
+               None if planner is None else Planning(planner), compat, exact_gaps)
     return run, _report(run, sla, compat)
 
 
@@ -461,7 +466,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
              progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
-             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
+             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None, exact_gaps: int | None = None,
              _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
@@ -475,6 +480,10 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     trace_options : mapping, optional
         Further keywords of `Trace.load` for a trace file: ``on_error``, ``cache`` and the options of its format. Rows
         that were left out are listed in ``Simulation.meta["skipped_rows"]``.
+    exact_gaps : int, optional
+        Most entries of the log of token gaps to keep, 16 bytes each; None: all, so that every percentile is exact. A
+        longer log is sketched: percentiles of ``itl_ms`` and ``output_token_throughput_per_user`` are then within
+        2**-13 of themselves, and the report's ``sketched`` says so.
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
@@ -506,7 +515,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward,
         force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner,
-        trace_options=trace_options)
+        trace_options=trace_options, exact_gaps=exact_gaps)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._collect import PERCENTILES, nearest_rank_of
+from .._distribution import PERCENTILES, nearest_rank_of
 from .sla import Bound
 
 if TYPE_CHECKING:

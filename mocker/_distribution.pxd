@@ -1,0 +1,41 @@
+# Data dictionary of distributions: what is said of a multiset of numbers.
+from mocker._common cimport int64_t, uint64_t
+
+
+cdef enum:
+    N_PERCENTILES = 5
+    COARSE_BINS = 32768            # of the upper 16 bits of a non-negative float
+    FINE_BINS = 262144             # 64 powers of two from 2**-20, 4096 bins each
+
+
+cdef struct Moments:               # of a weighted multiset
+    int64_t total                  # samples
+    double low                     # NaN without samples, as `high`
+    double high
+    double sum                     # compensated (Kahan)
+    double lost                    # what `sum` has lost to rounding
+    double mean
+    double squares                 # sum of squared distances from the mean
+
+
+cdef inline uint64_t bits_of(double value) noexcept nogil:
+    """Bits of a non-negative float; they order like the float."""
+    return (<uint64_t*>&value)[0]
+
+
+cdef struct LogSummary:            # what is known of the entries of a weighted log of values >= 0, kept as it grows
+    Moments gap                    # of the values
+    Moments rate                   # of 1000 / value of those above 0
+    int64_t folded                 # entries of the log in it, from the first on
+    int64_t* weights               # [COARSE_BINS] samples in each bin
+    int64_t* entries               # [COARSE_BINS] entries in each
+    int64_t* fine                  # [FINE_BINS] samples; NULL as long as the log has every entry
+
+
+cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil
+cdef LogSummary* summary_new() noexcept nogil
+cdef void summary_free(LogSummary* s) noexcept nogil
+cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* weights) noexcept nogil
+cdef void summary_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n) noexcept nogil
+cdef tuple summary_statistics(LogSummary* s, const double* values, const int64_t* weights, int64_t n)
+cdef double fine_value(int64_t bin) noexcept nogil

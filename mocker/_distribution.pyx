@@ -1,0 +1,559 @@
+# cython: language_level=3
+"""What a report says of a multiset of numbers: count, mean, extremes, nearest-rank percentiles, deviation.
+
+Answers to `build_distribution_stats` in `replay/collector.rs`. Percentiles are selected, not sorted for. A log of
+weighted samples is folded into a summary chunk by chunk, so that at the end it is read only for the entries of the
+bins that percentiles fall into; or, where it would grow too large, not kept at all: then 4096 bins for each power of
+two give percentiles within 2**-13 of themselves, everything else stays exact. Sums are compensated. `summarise` makes
+everything that a report says of the requests in one call without the interpreter lock.
+"""
+from libc.math cimport NAN, isnan, round, sqrt
+from libc.stdlib cimport calloc, free, malloc
+
+import numpy as np
+
+from mocker._common cimport int8_t, int64_t
+
+PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
+STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
+
+cdef enum:
+    BLOCK = 256                    # terms that are summed before a compensated addition
+
+cdef int[N_PERCENTILES] PERCENT
+PERCENT[0], PERCENT[1], PERCENT[2], PERCENT[3], PERCENT[4] = 50, 75, 90, 95, 99
+
+
+# ---- moments ------------------------------------------------------------------------------------------------------
+
+cdef void moments_start(Moments* m) noexcept nogil:
+    m.total = 0
+    m.low = m.high = NAN
+    m.sum = m.lost = m.mean = m.squares = 0.0
+
+
+cdef inline void compensated(double* total, double* lost, double part) noexcept nogil:
+    """Add to a sum, and what the sum loses to rounding to `lost` (Kahan)."""
+    cdef double y = part - lost[0], t = total[0] + y
+    lost[0] = (t - total[0]) - y
+    total[0] = t
+
+
+cdef void moments_merge(Moments* m, Moments* other) noexcept nogil:
+    """Add another multiset, whose mean and squares are known."""
+    cdef double between, total
+    if other.total == 0:
+        return
+    if m.total == 0:
+        m[0] = other[0]
+        return
+    total = <double>m.total + <double>other.total
+    between = other.mean - m.mean
+    m.squares += other.squares + between * between * (<double>m.total * (<double>other.total / total))
+    m.mean += between * (<double>other.total / total)
+    m.sum += other.sum
+    m.total += other.total
+    m.low = min(m.low, other.low)
+    m.high = max(m.high, other.high)
+
+
+cdef object described(Moments* m, double* at):
+    """The dict of a distribution; `at` holds its percentiles."""
+    if m.total == 0:
+        return {"samples": 0}
+    return {"samples": m.total, "mean": m.mean, "min": m.low, "max": m.high, "median": at[0], "p75": at[1],
+            "p90": at[2], "p95": at[3], "p99": at[4], "std": sqrt(m.squares / <double>m.total)}
+
+
+# ---- selection ----------------------------------------------------------------------------------------------------
+
+cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil:
+    """Rank of a percentile (rule: `percentile_rank`, halves away from zero)."""
+    return <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
+
+
+def nearest_rank_of(int64_t total, int percent):
+    """0-based rank of a percentile among `total` samples."""
+    return nearest_rank(total, percent)
+
+
+cdef inline double middle(double a, double b, double c) noexcept nogil:
+    if a > b:
+        a, b = b, a
+    return a if c < a else (b if c > b else c)
+
+
+cdef double select(double* v, int64_t low, int64_t high, int64_t rank) noexcept nogil:
+    """Value at `rank` of v[low:high] (if low <= rank < high), reordered so that smaller ones come before it."""
+    cdef int64_t i, j
+    cdef double pivot, x
+    while high - low > 1:
+        pivot = middle(v[low], v[(low + high) >> 1], v[high - 1])
+        i, j = low, high - 1
+        while i <= j:
+            while v[i] < pivot:
+                i += 1
+            while v[j] > pivot:
+                j -= 1
+            if i <= j:
+                x = v[i]
+                v[i] = v[j]
+                v[j] = x
+                i += 1
+                j -= 1
+        if rank <= j:
+            high = j + 1
+        elif rank >= i:
+            low = i
+        else:
+            break
+    return v[rank]
+
+
+cdef double select_weighted(double* v, int64_t* w, int64_t n, int64_t rank) noexcept nogil:
+    """The same of a multiset of n values with weights."""
+    cdef int64_t i, j, k, low = 0, high = n, weight, left, equal
+    cdef double pivot, x
+    while high - low > 1:
+        pivot = middle(v[low], v[(low + high) >> 1], v[high - 1])
+        i, j = low, high - 1
+        while i <= j:
+            while v[i] < pivot:
+                i += 1
+            while v[j] > pivot:
+                j -= 1
+            if i <= j:
+                x, weight = v[i], w[i]
+                v[i], w[i] = v[j], w[j]
+                v[j], w[j] = x, weight
+                i += 1
+                j -= 1
+        left = equal = 0
+        for k in range(low, j + 1):
+            left += w[k]
+        for k in range(j + 1, i):
+            equal += w[k]
+        if rank < left:
+            high = j + 1
+        elif rank < left + equal:
+            return pivot
+        else:
+            rank -= left + equal
+            low = i
+    return v[low]
+
+
+# ---- plain samples ------------------------------------------------------------------------------------------------
+
+cdef void plain(double* v, int64_t n, Moments* m, double* at) noexcept nogil:
+    """Moments and percentiles of n samples, which are reordered."""
+    cdef int64_t i = 0, stop, rank, low = 0
+    cdef double part, lost = 0.0
+    moments_start(m)
+    if n == 0:
+        return
+    m.total = n
+    m.low = m.high = v[0]
+    while i < n:
+        stop = min(i + BLOCK, n)
+        part = 0.0
+        while i < stop:
+            part += v[i]
+            if v[i] < m.low:
+                m.low = v[i]
+            if v[i] > m.high:
+                m.high = v[i]
+            i += 1
+        compensated(&m.sum, &m.lost, part)
+    m.mean = m.sum / <double>n
+    i = 0
+    while i < n:
+        stop = min(i + BLOCK, n)
+        part = 0.0
+        while i < stop:
+            part += (v[i] - m.mean) * (v[i] - m.mean)
+            i += 1
+        compensated(&m.squares, &lost, part)
+    for i in range(N_PERCENTILES):
+        rank = nearest_rank(n, PERCENT[i])
+        at[i] = select(v, low, n, rank)
+        low = rank
+
+
+def statistics(values):
+    """The same as `weighted_statistics`, of values that occur once each (float64, shape (n,)); any sign."""
+    cdef double[::1] v = np.array(values, np.float64)
+    cdef double[N_PERCENTILES] at
+    cdef Moments m
+    if len(v) == 0:
+        return {"samples": 0}
+    plain(&v[0], len(v), &m, at)
+    return described(&m, at)
+
+
+# ---- logs: weighted samples >= 0, and 1000 / value of those above 0 -----------------------------------------------
+
+cdef struct Wanted:                # one percentile of a log
+    int64_t rank                   # in the whole, then in the bin
+    int64_t bin
+    double value
+
+
+cdef LogSummary* summary_new() noexcept nogil:
+    """A summary of nothing; NULL if memory is short. Memory is touched only where there are values."""
+    cdef LogSummary* s = <LogSummary*>calloc(1, sizeof(LogSummary))
+    if s == NULL:
+        return NULL
+    moments_start(&s.gap)
+    moments_start(&s.rate)
+    s.weights = <int64_t*>calloc(COARSE_BINS, sizeof(int64_t))
+    s.entries = <int64_t*>calloc(COARSE_BINS, sizeof(int64_t))
+    if s.weights == NULL or s.entries == NULL:
+        summary_free(s)
+        return NULL
+    return s
+
+
+cdef void summary_free(LogSummary* s) noexcept nogil:
+    if s != NULL:
+        free(s.weights)
+        free(s.entries)
+        free(s.fine)
+        free(s)
+
+
+cdef inline int64_t fine_bin(double value) noexcept nogil:
+    cdef int64_t bin = <int64_t>(bits_of(value) >> 40) - (<int64_t>(1023 - 20) << 12)
+    return min(max(bin, 0), FINE_BINS - 1)
+
+
+cdef double fine_value(int64_t bin) noexcept nogil:
+    """Middle of a fine bin; 0 for the first, which has everything below."""
+    cdef uint64_t bits = (<uint64_t>(bin + (<int64_t>(1023 - 20) << 12)) << 40) | (<uint64_t>1 << 39)
+    return (<double*>&bits)[0] if bin > 0 else 0.0
+
+
+cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* weights) noexcept nogil:
+    """Go over to fine bins, which take the place of the log's entries so far; false if memory is short."""
+    cdef int64_t i
+    s.fine = <int64_t*>calloc(FINE_BINS, sizeof(int64_t))
+    if s.fine == NULL:
+        return False
+    for i in range(s.folded):
+        s.fine[fine_bin(values[i])] += weights[i]
+    return True
+
+
+cdef void chunk_moments(const double* values, const int64_t* weights, int64_t n, Moments* gap, Moments* rate
+                        ) noexcept nogil:
+    """Moments of n entries: blocks are summed as they are, their sums with compensation."""
+    cdef int64_t i = 0, stop
+    cdef double x, y, w, sums, rates, lost = 0.0, rate_lost = 0.0
+    moments_start(gap)
+    moments_start(rate)
+    while i < n:
+        stop = min(i + BLOCK, n)
+        sums = rates = 0.0
+        while i < stop:
+            x, w = values[i], <double>weights[i]
+            gap.total += weights[i]
+            sums += x * w
+            if not (x >= gap.low):
+                gap.low = x
+            if not (x <= gap.high):
+                gap.high = x
+            if x > 0.0:
+                y = 1000.0 / x
+                rate.total += weights[i]
+                rates += y * w
+                if not (y >= rate.low):
+                    rate.low = y
+                if not (y <= rate.high):
+                    rate.high = y
+            i += 1
+        compensated(&gap.sum, &gap.lost, sums)
+        compensated(&rate.sum, &rate.lost, rates)
+    gap.mean = gap.sum / <double>gap.total if gap.total else 0.0
+    rate.mean = rate.sum / <double>rate.total if rate.total else 0.0
+    i = 0
+    while i < n:
+        stop = min(i + BLOCK, n)
+        sums = rates = 0.0
+        while i < stop:
+            w = <double>weights[i]
+            x = values[i] - gap.mean
+            sums += x * x * w
+            if values[i] > 0.0:
+                y = 1000.0 / values[i] - rate.mean
+                rates += y * y * w
+            i += 1
+        compensated(&gap.squares, &lost, sums)
+        compensated(&rate.squares, &rate_lost, rates)
+
+
+cdef void bins_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n, int64_t sign
+                   ) noexcept nogil:
+    cdef int64_t i, held = 0, entries = 0
+    cdef uint64_t bin, here = 0
+    if s.fine != NULL:
+        for i in range(n):
+            s.fine[fine_bin(values[i])] += sign * weights[i]
+        return
+    for i in range(n):                         # neighbours mostly share a bin
+        bin = bits_of(values[i]) >> 48
+        if bin != here:
+            s.weights[here] += sign * held
+            s.entries[here] += sign * entries
+            here, held, entries = bin, 0, 0
+        held += weights[i]
+        entries += 1
+    s.weights[here] += sign * held
+    s.entries[here] += sign * entries
+
+
+cdef void summary_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n) noexcept nogil:
+    """Fold the next n entries of the log in, best while they are in the cache."""
+    cdef Moments gap, rate
+    chunk_moments(values, weights, n, &gap, &rate)
+    moments_merge(&s.gap, &gap)
+    moments_merge(&s.rate, &rate)
+    bins_add(s, values, weights, n, 1)
+    s.folded += n
+
+
+cdef void fine_percentiles(LogSummary* s, Moments* gap, Wanted* wanted, int64_t count) noexcept nogil:
+    cdef int64_t i, bin, below
+    for i in range(count):
+        bin = below = 0
+        while wanted[i].rank - below >= s.fine[bin]:
+            below += s.fine[bin]
+            bin += 1
+        wanted[i].value = min(max(fine_value(bin), gap.low), gap.high)
+
+
+cdef bint log_percentiles(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Moments* gap,
+                          Wanted* wanted, int64_t count) noexcept nogil:
+    """Find the values of given ranks among the entries of the bins that they fall into; false if memory is short."""
+    cdef int64_t first = bits_of(gap.low) >> 48, bins = <int64_t>(bits_of(gap.high) >> 48) - first + 1
+    cdef int64_t i, k, b, used = 0, rank
+    cdef int64_t* start = <int64_t*>malloc(bins * sizeof(int64_t))     # of a bin asked for in `picked`; -1
+    cdef int64_t* weight = s.weights + first
+    cdef int64_t* entries = s.entries + first
+    cdef double* picked = NULL
+    cdef int64_t* picked_weights = NULL
+    cdef bint ok = False
+    if start == NULL:
+        return False
+    for b in range(bins):
+        start[b] = -1
+    for k in range(count):
+        b = 0
+        rank = wanted[k].rank
+        while rank >= weight[b]:
+            rank -= weight[b]
+            b += 1
+        wanted[k].bin, wanted[k].rank = b, rank
+        if start[b] < 0:
+            start[b] = used
+            used += entries[b]
+    picked = <double*>malloc(used * sizeof(double))
+    picked_weights = <int64_t*>malloc(used * sizeof(int64_t))
+    if picked != NULL and picked_weights != NULL:
+        ok = True
+        for i in range(n):
+            b = <int64_t>(bits_of(values[i]) >> 48) - first
+            if start[b] >= 0:
+                picked[start[b]], picked_weights[start[b]] = values[i], weights[i]
+                start[b] += 1
+        for k in range(count):
+            b = wanted[k].bin
+            wanted[k].value = select_weighted(picked + start[b] - entries[b], picked_weights + start[b] - entries[b],
+                                              entries[b], wanted[k].rank)
+    free(picked)
+    free(picked_weights)
+    free(start)
+    return ok
+
+
+cdef bint describe_log(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Moments* gap,
+                       Moments* rate, double* at, double* rates_at) noexcept nogil:
+    cdef int64_t i, count = N_PERCENTILES, tail = n - s.folded if s.fine == NULL else n
+    cdef const double* late = values + (n - tail)
+    cdef const int64_t* late_weights = weights + (n - tail)
+    cdef Wanted[2 * N_PERCENTILES] wanted
+    cdef bint ok = True
+    chunk_moments(late, late_weights, tail, gap, rate)
+    moments_merge(gap, &s.gap)
+    moments_merge(rate, &s.rate)
+    if gap.total == 0:
+        return True
+    for i in range(N_PERCENTILES):
+        wanted[i].rank = nearest_rank(gap.total, PERCENT[i])
+        if rate.total:                         # 1000 / x turns the order round
+            wanted[N_PERCENTILES + i].rank = gap.total - 1 - nearest_rank(rate.total, PERCENT[i])
+            count = 2 * N_PERCENTILES
+    bins_add(s, late, late_weights, tail, 1)   # for now: the newest entry may still grow
+    if s.fine != NULL:
+        fine_percentiles(s, gap, wanted, count)
+    else:
+        ok = log_percentiles(s, values, weights, n, gap, wanted, count)
+    bins_add(s, late, late_weights, tail, -1)
+    for i in range(N_PERCENTILES):
+        at[i] = wanted[i].value
+        if rate.total:
+            rates_at[i] = 1000.0 / wanted[N_PERCENTILES + i].value
+    return ok
+
+
+cdef tuple summary_statistics(LogSummary* s, const double* values, const int64_t* weights, int64_t n):
+    """Statistics of a log and of the rates, the entries that are not folded in included.
+
+    `n` entries are there: all of them, or with fine bins only those that are not folded in.
+    """
+    cdef Moments gap, rate
+    cdef double[N_PERCENTILES] at
+    cdef double[N_PERCENTILES] rates_at
+    cdef bint ok
+    with nogil:
+        ok = describe_log(s, values, weights, n, &gap, &rate, at, rates_at)
+    if not ok:
+        raise MemoryError
+    return described(&gap, at), described(&rate, rates_at)
+
+
+def weighted_statistics(values, weights, bint rates=False):
+    """Mean, extremes, nearest-rank percentiles and population deviation of a weighted multiset.
+
+    Parameters
+    ----------
+    values : array_like of float64, shape (n,)
+        Not negative.
+    weights : array_like of int64, shape (n,)
+        How often each occurs.
+    rates : bool
+        Over 1000 / value of the values above 0 instead.
+
+    Returns
+    -------
+    dict
+        `samples` and, if that is not 0, the keys of `STATISTICS`. Percentile p is the element at rank
+        round((n - 1) * p / 100), halves up, of the sorted multiset (rule: `build_distribution_stats`).
+    """
+    cdef double[::1] v = np.ascontiguousarray(values, np.float64)
+    cdef int64_t[::1] w = np.ascontiguousarray(weights, np.int64)
+    if len(w) != len(v):
+        raise ValueError(f"weights has {len(w)} elements, values has {len(v)}")
+    if len(v) == 0:
+        return {"samples": 0}
+    cdef LogSummary* s = summary_new()
+    if s == NULL:
+        raise MemoryError
+    try:
+        return summary_statistics(s, &v[0], &w[0], len(v))[rates]
+    finally:
+        summary_free(s)
+
+
+# ---- requests -----------------------------------------------------------------------------------------------------
+
+cdef struct Totals:
+    int64_t completed
+    int64_t inputs                 # prompt tokens of the served
+    int64_t outputs                # tokens of the served
+    int64_t reused                 # prompt tokens of the served that were cached
+    int64_t first_reused           # the same at the first admission
+    int64_t good                   # requests within every goodput bound
+    int64_t good_outputs           # their tokens
+    double last                    # ms, end of the last token
+    int64_t[8] terminal            # requests by how they ended
+
+
+cdef inline double positive(double x) noexcept nogil:
+    return x if x > 0.0 else 0.0
+
+
+def summarise(const double[:] arrival, const double[:] first_admit, const double[:] first_token,
+              const double[:] second_gap, const double[:] last_token, const int64_t[:] input_length,
+              const int64_t[:] output_length, const int64_t[:] output_tokens, const int64_t[:] reused,
+              const int64_t[:] first_reused, const int8_t[:] terminal, bint reference, double sla_ttft,
+              double sla_itl, double sla_e2e):
+    """Totals and distributions of the requests of a report.
+
+    Parameters
+    ----------
+    arrival, …, terminal
+        The columns of `mocker.collector.Columns`.
+    reference : bool
+        Count as the reference does (see `assemble_report`).
+    sla_ttft, sla_itl, sla_e2e : float
+        Goodput bounds, ms; NaN for none.
+
+    Returns
+    -------
+    totals : dict
+        ``completed``, ``inputs``, ``outputs``, ``reused``, ``first_reused``, ``good``, ``good_outputs``,
+        ``duration_ms`` and ``terminal`` (requests by how they ended).
+    ttft, ttst, tpot, e2e : dict
+        Distributions, ms.
+    """
+    cdef int64_t n = arrival.shape[0], i, used, tokens, outputs
+    cdef Totals t
+    cdef Moments[4] moments
+    cdef double[4][N_PERCENTILES] at
+    cdef double* samples = <double*>malloc((n + 1) * sizeof(double))
+    cdef double first, whole, mean_gap
+    cdef bint served, done
+    cdef int which
+    if samples == NULL:
+        raise MemoryError
+    with nogil:
+        t.completed = t.inputs = t.outputs = t.reused = t.first_reused = t.good = t.good_outputs = 0
+        t.last = 0.0
+        for which in range(8):
+            t.terminal[which] = 0
+        for which in range(4):
+            used = 0
+            for i in range(n):
+                served = not isnan(first_admit[i]) and not isnan(first_token[i])
+                done = served if reference else terminal[i] == 1
+                tokens = output_tokens[i]
+                if which == 0:
+                    t.terminal[terminal[i] & 7] += 1
+                    t.completed += done
+                    if not served:
+                        continue
+                    outputs = output_length[i] if reference else tokens
+                    t.inputs += input_length[i]
+                    t.outputs += outputs
+                    t.reused += reused[i]
+                    t.first_reused += first_reused[i]
+                    if last_token[i] > t.last:
+                        t.last = last_token[i]
+                    first = positive(first_token[i] - arrival[i])
+                    samples[used] = first
+                    used += 1
+                    if done:
+                        whole = positive(last_token[i] - arrival[i])
+                        mean_gap = (whole - first) / <double>max(outputs - 1, 1)
+                        if not (whole > sla_e2e or first > sla_ttft or (mean_gap > sla_itl and outputs > 1)):
+                            t.good += 1
+                            t.good_outputs += outputs
+                elif not served:
+                    continue
+                elif which == 1:
+                    if not isnan(second_gap[i]):
+                        samples[used] = second_gap[i]
+                        used += 1
+                elif which == 2:
+                    if tokens >= 2:
+                        samples[used] = positive(last_token[i] - first_token[i]) / <double>(tokens - 1)
+                        used += 1
+                elif done:
+                    samples[used] = positive(last_token[i] - arrival[i])
+                    used += 1
+            plain(samples, used, &moments[which], at[which])
+    free(samples)
+    totals = {"completed": t.completed, "inputs": t.inputs, "outputs": t.outputs, "reused": t.reused,
+              "first_reused": t.first_reused, "good": t.good, "good_outputs": t.good_outputs, "duration_ms": t.last,
+              "terminal": [t.terminal[which] for which in range(8)]}
+    return (totals, *[described(&moments[which], at[which]) for which in range(4)])
