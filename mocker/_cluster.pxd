@@ -59,7 +59,7 @@ cdef class Cluster(Workers):
     cdef int64_t idle_ticks              # in a row, while nothing else was going to happen
     cdef readonly int64_t ticks
 
-    cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil
+    cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil
     cdef bint took_over(self, int role) noexcept nogil
     cdef bint vacated(self, int role) noexcept nogil
     cdef void saw_admission(self, int64_t overlap, int64_t prompt) noexcept nogil

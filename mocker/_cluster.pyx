@@ -117,21 +117,24 @@ cdef class Cluster(Workers):
 
     # -- open loop, one worker at a time ------------------------------------------------------------------------------
 
-    def run_lane(self, int64_t worker, int64_t passes):
-        """Go on with one worker of an open-loop replay for about `passes` passes; True when it is done."""
+    def run_lane(self, int64_t worker, int64_t passes, int64_t arrivals):
+        """Go on with one worker of an open-loop replay for about `passes` passes.
+
+        True when it is done, or has got its requests among the first `arrivals` of all, if these are not all.
+        """
         with nogil:
-            self.lane(worker, passes)
+            self.lane(worker, passes, arrivals)
         self.raise_errors()
         if self.lanes[worker].stalled:
             self.stalled = True
-        return self.lanes[worker].done
+        return self.lanes[worker].done or arrivals <= self.lanes[worker].next < self.n
 
-    cdef void lane(self, int64_t worker, int64_t passes) noexcept nogil:
+    cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil:
         cdef View* c = &self.views[worker]
         cdef Lane* lane = &self.lanes[worker]
         cdef double until, now = lane.now
         cdef int64_t stop = c.passes + passes
-        while c.passes < stop:
+        while c.passes < stop and (lane.next < arrivals or lane.next >= self.n):
             if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
                 c.error = ERR_MEMORY
             if c.error:

@@ -36,4 +36,6 @@ cdef class Collector:
     cdef readonly object columns   # dict of the NumPy arrays behind `rows`
     cdef readonly int64_t n        # rows
 
-    cdef int settle(self) except -1
+
+cdef class SampleLog:
+    cdef Gaps gaps

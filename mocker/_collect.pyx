@@ -83,6 +83,26 @@ cdef inline void gaps_append(Gaps* g, double value, int64_t weight) noexcept nog
     g.used += 1
 
 
+cdef int settle(Gaps* g) except -1:
+    """Move the counted zeros into the log."""
+    if g.zeros > 0:
+        gaps_append(g, 0.0, g.zeros)
+        if g.error:
+            raise MemoryError
+        g.zeros = 0
+    return 0
+
+
+cdef tuple log_statistics(Gaps* g):
+    """Statistics of a log and of 1000 / value over its values above 0."""
+    settle(g)
+    if g.summary == NULL:
+        g.summary = summary_new()
+        if g.summary == NULL:
+            raise MemoryError
+    return summary_statistics(g.summary, g.values, g.weights, g.used)
+
+
 cdef class Collector:
     """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`."""
 
@@ -137,7 +157,7 @@ cdef class Collector:
             How many requests had each.
         """
         cdef int64_t i, n = 0, bins = FINE_BINS if self.sketched else 0
-        self.settle()
+        settle(&self.gaps)
         values = np.empty(self.gaps.used + bins, np.float64)
         weights = np.empty(self.gaps.used + bins, np.int64)
         cdef double[::1] v = values
@@ -159,12 +179,7 @@ cdef class Collector:
         tuple of dict
             Statistics of the gaps (ms) and of 1000 / gap over the gaps above 0, as `weighted_statistics` gives them.
         """
-        self.settle()
-        if self.gaps.summary == NULL:
-            self.gaps.summary = summary_new()
-            if self.gaps.summary == NULL:
-                raise MemoryError
-        return summary_statistics(self.gaps.summary, self.gaps.values, self.gaps.weights, self.gaps.used)
+        return log_statistics(&self.gaps)
 
     def gap_histogram(self):
         """The gaps counted in bins of about 1 %.
@@ -209,11 +224,38 @@ cdef class Collector:
                         above += self.gaps.summary.fine[i]
         return above, total
 
-    cdef int settle(self) except -1:
-        """Move the counted zeros into the log."""
-        if self.gaps.zeros > 0:
-            gaps_append(&self.gaps, 0.0, self.gaps.zeros)
-            if self.gaps.error:
-                raise MemoryError
-            self.gaps.zeros = 0
-        return 0
+
+cdef class SampleLog:
+    """Samples >= 0 that come bit by bit, and their distribution.
+
+    Parameters
+    ----------
+    most : int or None
+        Samples to keep (16 bytes each); beyond them percentiles are sketched, as of `Collector.keep_gaps`. None: all.
+    """
+
+    def __cinit__(self, most=None):
+        self.gaps.most = 0 if most is None else most
+
+    def __dealloc__(self):
+        free(self.gaps.values)
+        free(self.gaps.weights)
+        summary_free(self.gaps.summary)
+
+    @property
+    def sketched(self):
+        """Whether samples were dropped."""
+        return self.gaps.summary != NULL and self.gaps.summary.fine != NULL
+
+    def add(self, const double[::1] values):
+        """Add samples."""
+        cdef int64_t i
+        with nogil:
+            for i in range(values.shape[0]):
+                gaps_add(&self.gaps, values[i], 1)
+        if self.gaps.error:
+            raise MemoryError
+
+    def statistics(self):
+        """Statistics as `mocker._distribution.statistics` gives them."""
+        return log_statistics(&self.gaps)[0]

@@ -7,7 +7,7 @@ Where a value differs on purpose (see docs), ``compat="reference"`` gives the re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -107,19 +107,31 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         `over_budget_requests`, `failed_requests`,
         `canceled_requests` and `samples` (count behind each distribution); `compat` leaves these out.
     """
-    reference = compat == "reference"
     bounds = [math.nan if bound is None else bound for bound in (
         (None,) * 3 if sla is None else (sla.ttft_ms, sla.itl_ms, sla.e2e_ms))]
     totals, ttft, ttst, tpot, e2e = summarise(
         c.arrival, c.first_admit, c.first_token, c.second_gap, c.last_token, c.input_length, c.output_length,
-        c.output_tokens, c.reused, c.first_reused, c.terminal, reference, *bounds)
+        c.output_tokens, c.reused, c.first_reused, c.terminal, compat == "reference", *bounds)
+    return report_of(
+        len(c.arrival), totals, (ttft, ttst, tpot, e2e), gaps, rates, goodput=sla is not None and sla.is_set,
+        decode_worker_seconds=decode_worker_seconds, prefill_worker_seconds=prefill_worker_seconds,
+        decode_gpus=decode_gpus, prefill_gpus=prefill_gpus, wall_time_ms=wall_time_ms, compat=compat)
+
+
+def report_of(requests: int, totals: Mapping[str, Any], latencies: Sequence[Mapping[str, Any]],
+              gaps: Mapping[str, Any], rates: Mapping[str, Any], *, goodput: bool, decode_worker_seconds: float | None,
+              prefill_worker_seconds: float, decode_gpus: int, prefill_gpus: int, wall_time_ms: float,
+              compat: str | None) -> Report:
+    """The report of totals and distributions (as `mocker._distribution.summarise` gives them)."""
+    reference = compat == "reference"
+    ttft, ttst, tpot, e2e = latencies
     completed, inputs, produced = totals["completed"], totals["inputs"], totals["outputs"]
     duration_ms = totals["duration_ms"]
     duration_s = max(duration_ms / 1000.0, 1e-9)
     if decode_worker_seconds is None:
         decode_worker_seconds = duration_s
     out: Report = {
-        "num_requests": len(c.arrival),
+        "num_requests": requests,
         "completed_requests": completed,
         "total_input_tokens": inputs,
         "total_output_tokens": produced,
@@ -135,7 +147,7 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         "decode_gpus_per_worker": decode_gpus,
         "gpu_hours": (prefill_worker_seconds * prefill_gpus + decode_worker_seconds * decode_gpus) / 3600.0,
     }
-    if sla is not None and sla.is_set:
+    if goodput:
         out["goodput_completed_requests"] = totals["good"]
         out["goodput_request_throughput_rps"] = totals["good"] / duration_s
         out["goodput_output_throughput_tok_s"] = totals["good_outputs"] / duration_s

@@ -124,7 +124,7 @@ class Simulation:
 
         Integer columns that can have missing values get the nullable type Int64.
         """
-        pd = _import_optional("pandas", "pandas", "to_pandas")
+        pd = import_optional("pandas", "pandas", "to_pandas")
         series: dict[str, Any] = {}
         for name, column in self.per_request.items():
             if column.dtype.kind == "i" and name not in _NEVER_MISSING:
@@ -135,7 +135,7 @@ class Simulation:
 
     def to_arrow(self) -> Any:
         """Return the per-request columns as a `pyarrow.Table`, with nulls for missing values."""
-        pa = _import_optional("pyarrow", "parquet", "to_arrow")
+        pa = import_optional("pyarrow", "parquet", "to_arrow")
         arrays = {}
         for name, column in self.per_request.items():
             missing = _missing(column)
@@ -149,7 +149,7 @@ class Simulation:
 
     def write_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the per-request columns to a Parquet file (needs pyarrow) and return its path."""
-        pq = _import_optional("pyarrow.parquet", "parquet", "write_parquet")
+        pq = import_optional("pyarrow.parquet", "parquet", "write_parquet")
         table = self.to_arrow()
         with write_atomically(path) as file:
             pq.write_table(table, file, compression="zstd")
@@ -191,28 +191,12 @@ class Simulation:
         return self._write_records(path, rows)
 
     def _write_records(self, path: str | os.PathLike[str], rows: NDArray[Any] | None) -> Path:
-        columns = self.per_request
-        keys = [*RECORD_KEYS, *(name for name in columns if name not in RECORD_KEYS)]
-        # One %s for each value; keys without a column are null in every row and need none.
-        fields = {key: "%s" if key in columns or key == "uuid" else "null" for key in keys}
-        template = "{" + ",".join(json.dumps(key).replace("%", "%%") + ":" + fields[key] for key in keys) + "}\n"
-        filled = [key for key in keys if fields[key] == "%s"]
         total = self._num_rows if rows is None else len(rows)
         with write_atomically(path) as raw, compressed(raw, path) as file:
             for start in range(0, total, _CHUNK_ROWS):
                 chunk = slice(start, min(start + _CHUNK_ROWS, total))
-                index = chunk if rows is None else rows[chunk]
-                texts = [
-                    _json_texts(columns[key][index]) if key in columns else self._uuid_texts(index) for key in filled
-                ]
-                file.write("".join(map(template.__mod__, zip(*texts, strict=True))).encode())
+                file.write(record_lines(self.per_request, chunk if rows is None else rows[chunk]).encode())
         return Path(path)
-
-    def _uuid_texts(self, index: Any) -> list[str]:
-        row = self.per_request.get("row")
-        numbers = (np.arange(self._num_rows) if row is None else row)[index]
-        # The text of uuid.UUID(int=row + 1), without making the object.
-        return [f'"00000000-0000-0000-0000-{number + 1:012x}"' for number in numbers.tolist()]
 
     # -- what was recorded over simulated time ------------------------------------------------------------------------
 
@@ -290,7 +274,25 @@ class Simulation:
         )
 
 
-def _import_optional(module: str, extra: str, what: str) -> Any:
+def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> str:
+    """Per-request records as JSON lines; `index` selects the rows (see `Simulation.write_jsonl`)."""
+    keys = [*RECORD_KEYS, *(name for name in columns if name not in RECORD_KEYS)]
+    # One %s for each value; keys without a column are null in every row and need none.
+    fields = {key: "%s" if key in columns or key == "uuid" else "null" for key in keys}
+    template = "{" + ",".join(json.dumps(key).replace("%", "%%") + ":" + fields[key] for key in keys) + "}\n"
+    texts = [_json_texts(columns[key][index]) if key in columns else _uuid_texts(columns, index)
+             for key in keys if fields[key] == "%s"]
+    return "".join(map(template.__mod__, zip(*texts, strict=True)))
+
+
+def _uuid_texts(columns: Mapping[str, NDArray[Any]], index: Any) -> list[str]:
+    row = columns.get("row")
+    numbers = (np.arange(len(next(iter(columns.values()), ()))) if row is None else row)[index]
+    # The text of uuid.UUID(int=row + 1), without making the object.
+    return [f'"00000000-0000-0000-0000-{number + 1:012x}"' for number in numbers.tolist()]
+
+
+def import_optional(module: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:

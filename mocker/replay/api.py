@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from .._disagg import DisaggCluster
 from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
-from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
+from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report, report_of
 from ..offload import offload_columns, offload_report
 from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
@@ -32,6 +33,7 @@ from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
 from .planner import DECODE, PREFILL, Planner, Planning
 from .pools import Pools, Routing, make_cluster, with_prefill_loads
+from .stream import Drain, RowStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, float], None]
 PathLike = str | os.PathLike[str]
 SLICE_PASSES = 1_000_000           # passes between two looks at signals and progress
+STREAM_PASSES = 50_000             # the same when requests are written as they end
+LANE_ROWS = 8192                   # requests after which the next worker's lane has its turn: what caches hold of rows
 WAITS_FOR = {0: "a worker", 1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
              3: "room in the KV pool to resume", 7: "its blocks from a lower storage tier"}
 
@@ -58,15 +62,16 @@ class _Run:
         """One aggregated worker: there is nothing to say of workers."""
         return self.pools.workers == 1 and self.pools.prefill_args is None and self.planning is None
 
-    def admissions(self) -> dict[str, NDArray[Any]]:
+    def admissions(self, rows: Any) -> dict[str, NDArray[Any]]:
         """The collector's columns; in disaggregation the first admission is that of the prefill pool."""
-        columns = self.cluster.collector.columns
-        if not isinstance(self.cluster, DisaggCluster):
-            return columns
-        first = self.cluster.prefill_collector.columns
-        return {**columns, "first_admit_ms": first["first_admit_ms"],
-                "first_reused_input_tokens": first["first_reused_input_tokens"],
-                "reused_input_tokens": np.maximum(columns["reused_input_tokens"], first["reused_input_tokens"])}
+        columns = {name: column[rows] for name, column in self.cluster.collector.columns.items()}
+        if isinstance(self.cluster, DisaggCluster):
+            first = self.cluster.prefill_collector.columns
+            columns["first_admit_ms"] = first["first_admit_ms"][rows]
+            columns["first_reused_input_tokens"] = first["first_reused_input_tokens"][rows]
+            columns["reused_input_tokens"] = np.maximum(columns["reused_input_tokens"],
+                                                        first["reused_input_tokens"][rows])
+        return columns
 
 
 def _integer(name: str, value: Any, low: int) -> int:
@@ -88,7 +93,7 @@ def _refuse(**options: Any) -> None:
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
          progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any,
-         planning: Planning | None, compat: str | None, exact_gaps: int | None) -> _Run:
+         planning: Planning | None, compat: str | None, exact_gaps: int | None, stream: RowStream | None) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
@@ -102,54 +107,85 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
         span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival, initial=0.0))
         cluster.record(recording.recorder(len(cluster.engines), span))
     if exact_gaps is not None:
-        cluster.collector.keep_gaps(_integer("exact_gaps", exact_gaps, 1))
+        cluster.collector.keep_gaps(exact_gaps)
+    run = _Run(cluster, workload, pools, 0.0, planning)
+    drain = None if stream is None else Drain(stream, n, partial(_columns, run), partial(_kept, run))
     passes = SLICE_PASSES if watch is None else watch.passes
+    if drain is not None:
+        passes = min(passes, STREAM_PASSES)
+
+    def look() -> None:
+        if watch is not None:
+            watch(cluster, workload.limit)
+        if drain is not None:
+            drain.ended(_settled(cluster))
+        if progress is not None:
+            progress(cluster.ended, n, cluster.last_timestamp())
+
     if concurrency is None and workload.is_single and not coupled:
         cluster.set_order(np.argsort(workload.arrival, kind="stable"))
-        for worker in range(pools.workers):
-            while not cluster.run_lane(worker, passes):
-                if watch is not None:
-                    watch(cluster, workload.limit)
-                if progress is not None:
-                    progress(cluster.ended, n, cluster.last_timestamp())
+        for arrivals in range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS):
+            for worker in range(pools.workers):
+                while not cluster.run_lane(worker, passes, arrivals):
+                    look()
+            if drain is not None:
+                look()
     else:
         cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
         while not cluster.run_coupled(passes):
-            if watch is not None:
-                watch(cluster, workload.limit)
-            if progress is not None:
-                progress(cluster.ended, n, cluster.last_timestamp())
+            look()
     cluster.flush()
+    if drain is not None:
+        drain.rest(cluster.arrival_of)
     if progress is not None:
         progress(cluster.ended, n, cluster.last_timestamp())
-    return _Run(cluster, workload, pools, (time.perf_counter() - began) * 1000.0, planning)
+    run.wall_time_ms = (time.perf_counter() - began) * 1000.0
+    return run
 
 
-def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
-    cluster, pools = run.cluster, run.pools
-    arrived = ~np.isnan(cluster.arrival_of)
-    pick: Any = slice(None) if arrived.all() else arrived
-    c, w = run.admissions(), run.workload
-    columns = Columns(
-        arrival=cluster.arrival_of[pick], first_admit=c["first_admit_ms"][pick],
-        first_token=c["first_token_ms"][pick], second_gap=c["ttst_ms"][pick], last_token=c["last_token_ms"][pick],
-        input_length=w.prompt[pick], output_length=w.limit[pick], output_tokens=c["output_tokens"][pick],
-        reused=c["reused_input_tokens"][pick], first_reused=c["first_reused_input_tokens"][pick],
-        terminal=c["terminal"][pick])
+def _kept(run: _Run, rows: Any) -> dict[str, NDArray[Any]]:
+    """Columns of `mocker.collector.Columns` of some requests."""
+    c, w = run.admissions(rows), run.workload
+    return {"arrival": run.cluster.arrival_of[rows], "first_admit": c["first_admit_ms"],
+            "first_token": c["first_token_ms"], "second_gap": c["ttst_ms"], "last_token": c["last_token_ms"],
+            "input_length": w.prompt[rows], "output_length": w.limit[rows], "output_tokens": c["output_tokens"],
+            "reused": c["reused_input_tokens"], "first_reused": c["first_reused_input_tokens"],
+            "terminal": c["terminal"]}
+
+
+def _settled(cluster: Cluster) -> NDArray[np.bool_]:
+    """Which requests have ended, and with them everything that is said of them."""
+    ended: NDArray[np.bool_] = (cluster.collector.columns["terminal"] != 0) & ~np.isnan(cluster.arrival_of)
+    if isinstance(cluster, DisaggCluster):     # a source may be released after its request has ended
+        details = cluster.details
+        ended &= ~np.isnan(details["source_released_ms"]) | np.isnan(details["source_held_ms"])
+    return ended
+
+
+def _report(run: _Run, sla: Sla, compat: str | None, stream: RowStream | None = None) -> Report:
+    cluster, pools, w = run.cluster, run.pools, run.workload
     gaps, rates = cluster.collector.gap_statistics()
     seconds = cluster.last_timestamp() / 1000.0
     worked = pools.prefill_workers * seconds, pools.workers * seconds
     if run.planning is not None:
         worked = cluster.team(PREFILL)[2], cluster.team(DECODE)[2]
     prefill = pools.prefill_args
-    report = assemble_report(
-        columns, gaps, rates, sla=sla,
-        decode_worker_seconds=None if run.alone else worked[DECODE],
-        prefill_worker_seconds=worked[PREFILL], decode_gpus=pools.args.aic_gpus_per_worker(),
-        prefill_gpus=0 if prefill is None else prefill.aic_gpus_per_worker(), wall_time_ms=run.wall_time_ms,
-        compat=compat)
+    provision: dict[str, Any] = {
+        "decode_worker_seconds": None if run.alone else worked[DECODE], "prefill_worker_seconds": worked[PREFILL],
+        "decode_gpus": pools.args.aic_gpus_per_worker(),
+        "prefill_gpus": 0 if prefill is None else prefill.aic_gpus_per_worker(), "wall_time_ms": run.wall_time_ms,
+        "compat": compat}
+    arrived = ~np.isnan(cluster.arrival_of)
+    if stream is None:
+        report = assemble_report(Columns(**_kept(run, slice(None) if arrived.all() else arrived)), gaps, rates, sla=sla,
+                                 **provision)
+    else:
+        report = report_of(stream.rows, stream.totals, stream.distributions(), gaps, rates, goodput=sla.is_set,
+                           **provision)
     if cluster.collector.sketched:
         report["sketched"] = ["itl_ms", "output_token_throughput_per_user"]
+    if stream is not None and stream.sketched():
+        report["sketched"] = [*stream.sketched(), *report.get("sketched", [])]
     if compat is None:
         report["clamped_requests"] = cluster.clamped
         if pools.args.engine_type == "sglang":
@@ -161,7 +197,7 @@ def _report(run: _Run, sla: Sla, compat: str | None) -> Report:
         if cluster.stalled:
             report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
             at_work = {entry["row"] for entry in report["stalled"]}
-            left = np.flatnonzero(arrived & (run.admissions()["terminal"] == TERMINAL_NAMES.index("incomplete")))
+            left = np.flatnonzero(arrived & (cluster.collector.columns["terminal"] == 0))
             report["stalled"] += [_stuck(run, int(row), -1, 0, int(w.prompt[row]), 0, 0) for row in left
                                   if row not in at_work]
         if run.planning is not None:
@@ -181,12 +217,11 @@ def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: 
     return entry
 
 
-def _columns(run: _Run) -> dict[str, NDArray[Any]]:
-    """Per-request columns in trace order, of the requests that arrived."""
-    rows = np.flatnonzero(~np.isnan(run.cluster.arrival_of))
-    c, w = run.admissions(), run.workload
-    arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"][rows], c["last_token_ms"][rows]
-    tokens = c["output_tokens"][rows]
+def _columns(run: _Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Per-request columns of some requests."""
+    c, w = run.admissions(rows), run.workload
+    arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"], c["last_token_ms"]
+    tokens = c["output_tokens"]
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_gap = np.where(tokens > 1, np.maximum(last - first, 0.0) / (tokens - 1), np.nan)
     none = np.full(len(rows), -1, np.int32)
@@ -196,24 +231,34 @@ def _columns(run: _Run) -> dict[str, NDArray[Any]]:
     out: dict[str, NDArray[Any]] = {"row": rows}
     trace = w.trace
     if trace is not None and trace.request_ids is not None:
-        out["request_id"] = np.array(trace.request_ids, object)[rows]
+        out["request_id"] = _objects([trace.request_ids[row] for row in rows.tolist()])
     if trace is not None and (w.session is not None or trace.session_ids is not None) and not run.alone:
-        names = trace.session_ids
-        out["session_id"] = np.array(names if names is not None else [f"session_{s}" for s in range(
-            int(trace.session.max()) + 1)], object)[trace.session[rows]]
+        names, sessions = trace.session_ids, trace.session[rows].tolist()
+        out["session_id"] = _objects([f"session_{s}" if names is None else names[s] for s in sessions])
         out["turn_index"] = trace.turn[rows]
     out.update(
-        arrival_time_ms=arrival, first_admit_ms=c["first_admit_ms"][rows], first_token_ms=first, last_token_ms=last,
-        ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"][rows],
+        arrival_time_ms=arrival, first_admit_ms=c["first_admit_ms"], first_token_ms=first, last_token_ms=last,
+        ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"],
         e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
-        output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"][rows],
+        output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"],
         prefill_worker_idx=none, decode_worker_idx=none if run.alone else served_by)
     if isinstance(run.cluster, DisaggCluster):
         out.update(_handoff_columns(run.cluster, rows))
     if run.cluster.offload is not None:
         out.update(offload_columns(run.cluster.offload, run.pools.args.block_size, rows))
-    out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"][rows]]
+    out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"]]
     return out
+
+
+def _arrived(run: _Run) -> NDArray[np.int64]:
+    """Rows of the requests that arrived."""
+    return np.flatnonzero(~np.isnan(run.cluster.arrival_of))
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
 
 
 def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -282,7 +327,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
               progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool = True,
               force_tokens: bool = False, recording: Recording | None = None, watch: Any = None,
               planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
-              exact_gaps: int | None = None) -> tuple[_Run, Report]:
+              exact_gaps: int | None = None, stream_to: PathLike | None = None) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -303,9 +348,15 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
     else:
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
-    run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
-               None if planner is None else Planning(planner), compat, exact_gaps)
-    return run, _report(run, sla, compat)
+    exact = None if exact_gaps is None else _integer("exact_gaps", exact_gaps, 1)
+    stream = None if stream_to is None else RowStream(stream_to, exact, compat == "reference", sla)
+    try:
+        run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
+                   None if planner is None else Planning(planner), compat, exact, stream)
+    finally:
+        if stream is not None:
+            stream.close()
+    return run, _report(run, sla, compat, stream)
 
 
 def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine_args: MockEngineArgs | None = None,
@@ -399,7 +450,7 @@ benchmark_granularity
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups))
     if report_jsonl_path is not None:
-        Simulation(report, _columns(run), {}).write_report_jsonl(report_jsonl_path)
+        Simulation(report, _columns(run, _arrived(run)), {}).write_report_jsonl(report_jsonl_path)
     return report
 
 
@@ -466,7 +517,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
              progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
-             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None, exact_gaps: int | None = None,
+             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
+             exact_gaps: int | None = None, stream_to: PathLike | None = None,
              _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
@@ -483,7 +535,11 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     exact_gaps : int, optional
         Most entries of the log of token gaps to keep, 16 bytes each; None: all, so that every percentile is exact. A
         longer log is sketched: percentiles of ``itl_ms`` and ``output_token_throughput_per_user`` are then within
-        2**-13 of themselves, and the report's ``sketched`` says so.
+        2**-13 of themselves, and the report's ``sketched`` says so. With `stream_to` the same goes for the other
+        latencies.
+    stream_to : path, optional
+        Write requests as they end, whole rows at any moment: lines of a file ``*.jsonl`` (one that a killed replay cut
+        off has no newline) or parts of a Parquet folder ``*.parquet``. Then `Simulation.per_request` is empty.
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
@@ -503,7 +559,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     ValueError, OSError
         As `run_trace_replay`.
     """
-    arguments = arguments_of(simulate, locals())
+    given = locals()
+    if stream_to is not None and recording is not None:
+        raise ValueError("stream_to and recording exclude each other: a recording needs the columns of all requests")
     routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
@@ -515,16 +573,16 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward,
         force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner,
-        trace_options=trace_options, exact_gaps=exact_gaps)
+        trace_options=trace_options, exact_gaps=exact_gaps, stream_to=stream_to)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
             "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio,
-            "arguments": arguments,
+            "arguments": arguments_of(simulate, given),
             "sla": {"ttft_ms": sla_ttft_ms, "itl_ms": sla_itl_ms, "e2e_ms": sla_e2e_ms}}
     if run.workload.trace is not None and run.workload.trace.skipped:
         meta["skipped_rows"] = [str(error) for error in run.workload.trace.skipped]
-    columns = _columns(run)
+    columns = {} if stream_to is not None else _columns(run, _arrived(run))
     scaling = [] if run.planning is None else run.planning.events
     if recording is None:
         return Simulation(report, columns, meta, scaling=scaling)

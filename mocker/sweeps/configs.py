@@ -25,6 +25,7 @@ Config = dict[str, Any]
 
 _ENGINE_OBJECTS = ("extra_engine_args", "prefill_engine_args", "decode_engine_args")
 _OBJECTS = {*_ENGINE_OBJECTS, "router_config"}
+_NOT_HERE = {"workload", "progress", "recording", "planner", "stream_to"}     # they belong to one simulation
 _POOL_COUNTS = ("num_prefill_workers", "num_decode_workers")
 
 
@@ -35,7 +36,7 @@ def _parameters(function: Any) -> tuple[str, ...]:
 @cache
 def _names() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Keywords of `simulate`, fields of the engine arguments, fields of the router's settings."""
-    keywords = frozenset(_parameters(simulate)) - _OBJECTS - {"workload", "progress", "recording"}
+    keywords = frozenset(_parameters(simulate)) - _OBJECTS - _NOT_HERE
     return (keywords, frozenset(_parameters(MockEngineArgs.__init__)),
             frozenset(_parameters(KvRouterConfig.__init__)))
 

@@ -1,0 +1,184 @@
+"""Requests written to disk as they end, and the report made of what is kept of them: a few numbers each, or a sketch.
+
+A file holds whole rows at any moment: a JSONL line counts once its newline is there, a part of a Parquet folder has
+its name once it is complete. So a killed replay leaves every row that it had written.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._collect import SampleLog
+from ..collector import Sla
+from ..report import write_atomically
+from ..simulation import Simulation, import_optional, record_lines
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Columns = dict[str, NDArray[Any]]
+
+SUFFIXES = (".jsonl", ".parquet")
+DISTRIBUTIONS = ("ttft", "ttst", "tpot", "e2e")
+
+
+class RowStream:
+    """Writes rows of a replay.
+
+    Parameters
+    ----------
+    path : path-like
+        ``*.jsonl``: a line a request; ``*.parquet``: a folder of parts. Rows of an earlier run are replaced.
+    exact : int or None
+        Most samples of a distribution to keep before it is sketched; None: all.
+    reference : bool
+        Count as the reference does.
+    sla : Sla
+        Goodput bounds.
+
+    Raises
+    ------
+    ValueError
+        Another suffix, or something else is in the folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], exact: int | None, reference: bool, sla: Sla) -> None:
+        self.path = Path(path)
+        self._reference, self._sla = reference, sla
+        self._logs = {name: SampleLog(exact) for name in DISTRIBUTIONS}
+        self.totals: dict[str, Any] = dict.fromkeys(
+            ("completed", "inputs", "outputs", "reused", "first_reused", "good", "good_outputs"), 0)
+        self.totals |= {"duration_ms": 0.0, "terminal": [0] * 8}
+        self.rows = 0
+        self._fd, self._part = -1, 0
+        if self.path.suffix == ".jsonl":
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        elif self.path.suffix == ".parquet":
+            self._parquet = import_optional("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
+            self._empty_folder()
+        else:
+            raise ValueError(f"stream_to must end in {' or '.join(SUFFIXES)}, got {os.fspath(path)}")
+
+    def _empty_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path}: a streamed Parquet result is a folder, but this is a file; remove it or "
+                             "name another one")
+        self.path.mkdir(parents=True, exist_ok=True)
+        old = list(self.path.iterdir())
+        for file in old:
+            if not (file.name.lstrip(".").startswith("part-") and file.suffix in (".parquet", ".tmp")):
+                raise ValueError(f"{self.path}: {file.name} is in the folder, which is none of its parts; name another "
+                                 "folder")
+        for file in old:
+            file.unlink()
+
+    def add(self, columns: Columns, kept: Columns) -> None:
+        """Write requests.
+
+        Parameters
+        ----------
+        columns : dict
+            Their per-request columns.
+        kept : dict
+            Their columns of `mocker.collector.Columns`.
+        """
+        count = len(columns["row"])
+        if count == 0:
+            return
+        if self._fd >= 0:
+            left = memoryview(record_lines(columns, slice(0, count)).encode())
+            while left:
+                left = left[os.write(self._fd, left):]
+        else:
+            with write_atomically(self.path / f"part-{self._part:06d}.parquet") as file:
+                self._parquet.write_table(Simulation({}, columns, {}).to_arrow(), file, compression="zstd")
+            self._part += 1
+        self.rows += count
+        self._count(kept)
+
+    def _count(self, c: Columns) -> None:
+        """Add requests to totals and distributions (see `mocker._distribution.summarise`)."""
+        t = self.totals
+        served = ~np.isnan(c["first_admit"]) & ~np.isnan(c["first_token"])
+        done = served if self._reference else c["terminal"] == 1
+        outputs = c["output_length"] if self._reference else c["output_tokens"]
+        t["completed"] += int(np.count_nonzero(done))
+        for name, values in (("inputs", c["input_length"]), ("outputs", outputs), ("reused", c["reused"]),
+                             ("first_reused", c["first_reused"])):
+            t[name] += int(values[served].sum())
+        ends = np.bincount(c["terminal"], minlength=8).tolist()
+        t["terminal"] = [before + now for before, now in zip(t["terminal"], ends, strict=True)]
+        if served.any():
+            t["duration_ms"] = max(t["duration_ms"], float(np.nanmax(c["last_token"][served])))
+        ended = served & done
+        first = np.maximum(c["first_token"] - c["arrival"], 0.0)
+        whole = np.maximum(c["last_token"] - c["arrival"], 0.0)
+        several = served & (c["output_tokens"] >= 2)
+        self._logs["ttft"].add(first[served])
+        self._logs["ttst"].add(c["second_gap"][served & ~np.isnan(c["second_gap"])])
+        self._logs["tpot"].add(np.maximum(c["last_token"][several] - c["first_token"][several], 0.0)
+                               / (c["output_tokens"][several] - 1))
+        self._logs["e2e"].add(whole[ended])
+        good = ended.copy()
+        if self._sla.e2e_ms is not None:
+            good &= whole <= self._sla.e2e_ms
+        if self._sla.ttft_ms is not None:
+            good &= first <= self._sla.ttft_ms
+        if self._sla.itl_ms is not None:
+            good &= ((whole - first) / np.maximum(outputs - 1, 1) <= self._sla.itl_ms) | (outputs <= 1)
+        t["good"] += int(np.count_nonzero(good))
+        t["good_outputs"] += int(outputs[good].sum())
+
+    def distributions(self) -> list[dict[str, Any]]:
+        """Statistics of the times to the first and the second token, per token and to the end, ms."""
+        return [self._logs[name].statistics() for name in DISTRIBUTIONS]
+
+    def sketched(self) -> list[str]:
+        """Suffixes of report keys whose percentiles are not exact."""
+        names = [name for name in DISTRIBUTIONS if self._logs[name].sketched]
+        return [("e2e_latency" if name == "e2e" else name) + "_ms" for name in names]
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Drain:
+    """Takes requests that have ended from a running cluster to a stream.
+
+    Parameters
+    ----------
+    stream : RowStream
+    count : int
+        Requests of the workload.
+    columns, kept : callable
+        ``(rows) -> columns``, see `RowStream.add`.
+    """
+
+    def __init__(self, stream: RowStream, count: int, columns: Callable[[NDArray[np.int64]], Columns],
+                 kept: Callable[[NDArray[np.int64]], Columns]) -> None:
+        self._stream, self._columns, self._kept = stream, columns, kept
+        self._written = np.zeros(count, bool)
+        self._low = 0                          # every request before it is written
+
+    def ended(self, settled: NDArray[np.bool_]) -> None:
+        """Write those that have ended since the last time, of a truth value for each request."""
+        self._write(self._low + np.flatnonzero(settled[self._low:] & ~self._written[self._low:]))
+        left = np.flatnonzero(~self._written[self._low:])
+        self._low += int(left[0]) if len(left) else len(self._written) - self._low
+
+    def rest(self, arrival: NDArray[np.float64]) -> None:
+        """Write all others that arrived."""
+        self._write(np.flatnonzero(~self._written & ~np.isnan(arrival)))
+
+    def _write(self, rows: NDArray[np.int64]) -> None:
+        self._stream.add(self._columns(rows), self._kept(rows))
+        self._written[rows] = True
