@@ -4,7 +4,7 @@ from mocker._common cimport int64_t, uint64_t
 
 cdef enum:
     N_PERCENTILES = 5
-    COARSE_BINS = 32768            # of the upper 16 bits of a non-negative float
+    COARSE_BINS = 4096             # 64 powers of two from 2**-20, 64 bins each; the ends have all beyond
     FINE_BINS = 262144             # 64 powers of two from 2**-20, 4096 bins each
 
 

@@ -222,6 +222,11 @@ cdef void summary_free(LogSummary* s) noexcept nogil:
         free(s)
 
 
+cdef inline int64_t coarse_bin(double value) noexcept nogil:
+    cdef int64_t bin = <int64_t>(bits_of(value) >> 46) - (<int64_t>(1023 - 20) << 6)
+    return min(max(bin, 0), COARSE_BINS - 1)
+
+
 cdef inline int64_t fine_bin(double value) noexcept nogil:
     cdef int64_t bin = <int64_t>(bits_of(value) >> 40) - (<int64_t>(1023 - 20) << 12)
     return min(max(bin, 0), FINE_BINS - 1)
@@ -246,61 +251,71 @@ cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* wei
 
 cdef void chunk_moments(const double* values, const int64_t* weights, int64_t n, Moments* gap, Moments* rate
                         ) noexcept nogil:
-    """Moments of n entries: blocks are summed as they are, their sums with compensation."""
-    cdef int64_t i = 0, stop
-    cdef double x, y, w, sums, rates, lost = 0.0, rate_lost = 0.0
+    """Moments of n entries in one pass: distances from the first one, summed in blocks, their sums with compensation.
+
+    A mean lies among the values, so that taking its square off the squares costs few digits.
+    """
+    cdef int64_t i = 0, stop, weight
+    cdef double x, y, d, sums, rates, squares, rate_squares, lost = 0.0, rate_lost = 0.0
+    cdef double start = values[0] if n else 0.0, rate_start = 0.0
     moments_start(gap)
     moments_start(rate)
     while i < n:
         stop = min(i + BLOCK, n)
-        sums = rates = 0.0
+        sums = rates = squares = rate_squares = 0.0
         while i < stop:
-            x, w = values[i], <double>weights[i]
-            gap.total += weights[i]
-            sums += x * w
+            x, weight = values[i], weights[i]
+            gap.total += weight
+            d = (x - start) * <double>weight
+            sums += d
+            squares += d * (x - start)
             if not (x >= gap.low):
                 gap.low = x
             if not (x <= gap.high):
                 gap.high = x
             if x > 0.0:
                 y = 1000.0 / x
-                rate.total += weights[i]
-                rates += y * w
+                if rate.total == 0:
+                    rate_start = y
+                rate.total += weight
+                d = (y - rate_start) * <double>weight
+                rates += d
+                rate_squares += d * (y - rate_start)
                 if not (y >= rate.low):
                     rate.low = y
                 if not (y <= rate.high):
                     rate.high = y
             i += 1
         compensated(&gap.sum, &gap.lost, sums)
+        compensated(&gap.squares, &lost, squares)
         compensated(&rate.sum, &rate.lost, rates)
-    gap.mean = gap.sum / <double>gap.total if gap.total else 0.0
-    rate.mean = rate.sum / <double>rate.total if rate.total else 0.0
-    i = 0
-    while i < n:
-        stop = min(i + BLOCK, n)
-        sums = rates = 0.0
-        while i < stop:
-            w = <double>weights[i]
-            x = values[i] - gap.mean
-            sums += x * x * w
-            if values[i] > 0.0:
-                y = 1000.0 / values[i] - rate.mean
-                rates += y * y * w
-            i += 1
-        compensated(&gap.squares, &lost, sums)
-        compensated(&rate.squares, &rate_lost, rates)
+        compensated(&rate.squares, &rate_lost, rate_squares)
+    centred(gap, start)
+    centred(rate, rate_start)
+
+
+cdef inline void centred(Moments* m, double start) noexcept nogil:
+    """From sums about `start` to the sum, the mean and the squares about it."""
+    cdef double shift
+    if m.total == 0:
+        return
+    shift = m.sum / <double>m.total
+    m.mean = start + shift
+    m.squares = max(m.squares - shift * m.sum, 0.0)
+    m.sum = m.mean * <double>m.total
+    m.lost = 0.0
 
 
 cdef void bins_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n, int64_t sign
                    ) noexcept nogil:
     cdef int64_t i, held = 0, entries = 0
-    cdef uint64_t bin, here = 0
+    cdef int64_t bin, here = 0
     if s.fine != NULL:
         for i in range(n):
             s.fine[fine_bin(values[i])] += sign * weights[i]
         return
     for i in range(n):                         # neighbours mostly share a bin
-        bin = bits_of(values[i]) >> 48
+        bin = coarse_bin(values[i])
         if bin != here:
             s.weights[here] += sign * held
             s.entries[here] += sign * entries
@@ -334,41 +349,38 @@ cdef void fine_percentiles(LogSummary* s, Moments* gap, Wanted* wanted, int64_t 
 cdef bint log_percentiles(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Moments* gap,
                           Wanted* wanted, int64_t count) noexcept nogil:
     """Find the values of given ranks among the entries of the bins that they fall into; false if memory is short."""
-    cdef int64_t first = bits_of(gap.low) >> 48, bins = <int64_t>(bits_of(gap.high) >> 48) - first + 1
-    cdef int64_t i, k, b, used = 0, rank
-    cdef int64_t* start = <int64_t*>malloc(bins * sizeof(int64_t))     # of a bin asked for in `picked`; -1
-    cdef int64_t* weight = s.weights + first
-    cdef int64_t* entries = s.entries + first
+    cdef int64_t i, k, b, used = 0, rank, first = coarse_bin(gap.low)
+    cdef int64_t* start = <int64_t*>malloc(COARSE_BINS * sizeof(int64_t))      # of a bin asked for in `picked`; -1
     cdef double* picked = NULL
     cdef int64_t* picked_weights = NULL
     cdef bint ok = False
     if start == NULL:
         return False
-    for b in range(bins):
+    for b in range(COARSE_BINS):
         start[b] = -1
     for k in range(count):
-        b = 0
+        b = first
         rank = wanted[k].rank
-        while rank >= weight[b]:
-            rank -= weight[b]
+        while rank >= s.weights[b]:
+            rank -= s.weights[b]
             b += 1
         wanted[k].bin, wanted[k].rank = b, rank
         if start[b] < 0:
             start[b] = used
-            used += entries[b]
+            used += s.entries[b]
     picked = <double*>malloc(used * sizeof(double))
     picked_weights = <int64_t*>malloc(used * sizeof(int64_t))
     if picked != NULL and picked_weights != NULL:
         ok = True
         for i in range(n):
-            b = <int64_t>(bits_of(values[i]) >> 48) - first
+            b = coarse_bin(values[i])
             if start[b] >= 0:
                 picked[start[b]], picked_weights[start[b]] = values[i], weights[i]
                 start[b] += 1
         for k in range(count):
             b = wanted[k].bin
-            wanted[k].value = select_weighted(picked + start[b] - entries[b], picked_weights + start[b] - entries[b],
-                                              entries[b], wanted[k].rank)
+            i = start[b] - s.entries[b]
+            wanted[k].value = select_weighted(picked + i, picked_weights + i, s.entries[b], wanted[k].rank)
     free(picked)
     free(picked_weights)
     free(start)

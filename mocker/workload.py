@@ -9,7 +9,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -170,24 +170,56 @@ def trace_tokens(trace: Trace) -> TokenSource:
     return tokens
 
 
-_paths: dict[int, dict[int, PathTable]] = {}     # by id of a trace that lives, block size
-_paths_lock = threading.Lock()
+@dataclass
+class _Known:
+    """What is worked out once for a trace that lives; nothing here may hold the trace itself."""
+
+    paths: dict[int, PathTable] = field(default_factory=dict)          # by block size
+    ready: dict[float, Trace] = field(default_factory=dict)            # shifted, sped up and checked, by speed-up
+
+
+_known: dict[int, _Known] = {}         # by id of the trace
+_known_lock = threading.Lock()
+_READY = 4                             # speed-ups that are kept
+
+
+def _known_of(trace: Trace) -> _Known:
+    with _known_lock:
+        known = _known.get(id(trace))
+        if known is None:
+            known = _known[id(trace)] = _Known()
+            weakref.finalize(trace, _known.pop, id(trace), None).atexit = False
+    return known
 
 
 def trace_paths(trace: Trace, block_size: int) -> PathTable:
     """Block identities of a trace's prompts, kept as long as the trace is."""
-    with _paths_lock:
-        known = _paths.get(id(trace))
-        if known is None:
-            known = _paths[id(trace)] = {}
-            weakref.finalize(trace, _paths.pop, id(trace), None).atexit = False
-        table = known.get(block_size)
+    paths = _known_of(trace).paths
+    table = paths.get(block_size)
     if table is None:
         table = PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length, trace.block_size,
                                         block_size)
-        with _paths_lock:
-            table = known.setdefault(block_size, table)
+        with _known_lock:
+            table = paths.setdefault(block_size, table)
     return table
+
+
+def _ready_trace(trace: Trace, speedup: float) -> Trace:
+    """A trace for an open loop: from time 0 on, sped up, checked."""
+    ready = _known_of(trace).ready
+    found = ready.get(speedup)
+    if found is not None:
+        return found
+    made = trace.normalize_session_starts()
+    if speedup != 1.0:
+        made = made.speed_up_timing(speedup)
+    made.validate(allow_missing_timestamps=False)
+    if made is not trace:
+        with _known_lock:
+            while len(ready) >= _READY:
+                ready.pop(next(iter(ready)), None)
+            ready[speedup] = made
+    return made
 
 
 def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
@@ -202,11 +234,10 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     if not (math.isfinite(speedup) and speedup > 0):
         raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
     given = trace
-    if not closed_loop:
-        trace = trace.normalize_session_starts()
-        if speedup != 1.0:
-            trace = trace.speed_up_timing(speedup)
-    trace.validate(allow_missing_timestamps=closed_loop)
+    if closed_loop:
+        trace.validate(allow_missing_timestamps=True)
+    else:
+        trace = _ready_trace(trace, speedup)
     if closed_loop and trace.wait_rows is not None:
         raise ValueError("requests that wait for others are replayed at their times; leave replay_concurrency out")
     single = trace.is_single_turn

@@ -251,8 +251,10 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
             planning.join(both, pools, lambda role, number: _engines(
                 (prefill, args)[role], range(number, number + 1), real_tokens, role == 0 and routing.routed)[0])
         return both, True
-    router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
-                     routing.seed)
+    router = None
+    if routing.routed:
+        router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
+                         routing.seed)
     engines = _engines(args, range(pools.workers), real_tokens, routing.routed)
     world = _below(pools, engines, [], len(workload), compat)
     cluster = Cluster(
