@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Columns = dict[str, NDArray[Any]]
 
+BATCH_ROWS = 8192                  # requests that are held as text or as a part
 SUFFIXES = (".jsonl", ".parquet")
 DISTRIBUTIONS = ("ttft", "ttst", "tpot", "e2e")
 
@@ -180,5 +181,7 @@ class Drain:
         self._write(np.flatnonzero(~self._written & ~np.isnan(arrival)))
 
     def _write(self, rows: NDArray[np.int64]) -> None:
-        self._stream.add(self._columns(rows), self._kept(rows))
+        for start in range(0, len(rows), BATCH_ROWS):
+            batch = rows[start:start + BATCH_ROWS]
+            self._stream.add(self._columns(batch), self._kept(batch))
         self._written[rows] = True

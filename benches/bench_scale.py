@@ -1,0 +1,113 @@
+"""Long replays: time a request and peak memory as the workload grows, beside the reference at 12,000 requests.
+
+usage: python benches/bench_scale.py [--reference PYTHON] [--requests N] [--rounds N]
+
+The conversation trace is repeated with fresh hash ids, one copy after the other. Each measurement is a whole call in a
+process of its own on one core; the ratios are of neighbouring runs, their median over the rounds. PYTHON is an
+interpreter with the reference's wheel.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import POOL, trace_file  # noqa: E402
+from compare import side  # noqa: E402
+
+CASES = {                          # our case, the reference's case at 12,000 requests
+    "round robin": ({"num_workers": 4}, "conversation, 4 workers"),
+    "KV router": ({"num_workers": 4, "router_mode": "kv_router"}, "conversation, 4 workers, KV router"),
+    "synthetic": ({"num_workers": 1}, "synthetic, 5000 x 1000 in, 100 out, 1 worker"),
+}
+REFERENCE_REQUESTS = {"synthetic": 5000}
+
+
+def repeated(trace, copies: int):
+    """A trace `copies` times over, each copy with hash ids of its own, after the one before."""
+    import numpy as np
+
+    from mocker import Trace
+
+    turn = np.arange(copies)[:, None]
+    span = float(trace.arrival_ms.max()) + 1000.0
+    ids = np.uint64(int(trace.hash_ids.max()) + 1)
+    return Trace.from_columns(
+        block_size=trace.block_size, arrival_ms=(trace.arrival_ms[None] + turn * span).ravel(),
+        input_length=np.tile(trace.input_length, copies), output_length=np.tile(trace.output_length, copies),
+        hash_offsets=np.concatenate([[0], np.cumsum(np.tile(np.diff(trace.hash_offsets), copies))]),
+        hash_ids=(trace.hash_ids[None] + turn.astype(np.uint64) * ids).ravel())
+
+
+def measure(name: str, requests: int, stream: str) -> dict:
+    """One whole call in this process: seconds a request, peak memory and the trace's columns in MiB."""
+    import mocker
+
+    options, _ = CASES[name]
+    options = options | {"extra_engine_args": mocker.MockEngineArgs(**POOL)}
+    if stream:
+        options |= {"stream_to": stream, "exact_gaps": 1 << 20}
+    if name == "synthetic":
+        workload, columns = mocker.SyntheticSpec(1000, 100, requests), 0
+    else:
+        trace = mocker.Trace.load(mocker.sample_trace_path())
+        workload = repeated(trace, max(round(requests / len(trace)), 1))
+        requests, columns = len(workload), workload.nbytes
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    report = mocker.simulate(workload, **options).report
+    seconds = time.perf_counter() - began
+    assert report["completed_requests"] == requests
+    return {"us": seconds / requests * 1e6, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "start_mib": before / 1024, "columns_mib": columns / 2**20, "requests": requests}
+
+
+def ours(name: str, requests: int, stream: str = "") -> dict:
+    """The same in a process of its own, pinned to one core."""
+    import os
+    import subprocess
+
+    pin = {"preexec_fn": lambda: os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})} if hasattr(
+        os, "sched_setaffinity") else {}
+    out = subprocess.run([sys.executable, __file__, "--measure", name, str(requests), stream], capture_output=True,
+                         text=True, check=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}, **pin)
+    return json.loads(out.stdout)
+
+
+def main() -> None:
+    """Print a line for each case."""
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]), sys.argv[4])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", metavar="PYTHON", help="interpreter that has the reference's wheel")
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("cases", nargs="*", help="cases to run (all by default)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = trace_file(Path(folder))
+        for name in options.cases or CASES:
+            grown, reference, large, streamed = [], [], {}, {}
+            for _ in range(options.rounds):
+                small = min((ours(name, 12_000) for _ in range(3)), key=lambda one: one["us"])
+                large = ours(name, options.requests)
+                grown.append(large["us"] / small["us"])
+                if options.reference:
+                    theirs = side(options.reference, "reference", CASES[name][1], trace, 1)["seconds"][0]
+                    reference.append(theirs / REFERENCE_REQUESTS.get(name, 12_031) * 1e6 / large["us"])
+            streamed = ours(name, options.requests, str(Path(folder) / "rows.jsonl"))
+            ratio = f", reference at 12,000 / ours {statistics.median(reference):,.0f}x" if reference else ""
+            print(f"{name}, {large['requests']:,} requests: ours / ours at 12,000 {statistics.median(grown):.2f}{ratio}"
+                  f"; peak {large['peak_mib']:,.0f} MiB ({large['columns_mib']:,.0f} MiB of them the trace's columns), "
+                  f"streamed {streamed['peak_mib']:,.0f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
