@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _trace
+from .. import _trace, _turns
 from ..trace import Trace, TraceError
 from .registry import Format
 from .rows import (
@@ -197,10 +197,10 @@ class _Columns:
         if len(names or line) == n and np.isnan(delay).all():
             delay = np.zeros(n)
         else:
-            reasons = np.where(self.drop[:n], _trace.LEFT_OUT, _trace.OK).astype(np.uint8)
-            row, reason = _trace.link_turns(
+            reasons = np.where(self.drop[:n], _turns.LEFT_OUT, _turns.OK).astype(np.uint8)
+            row, reason = _turns.link_turns(
                 session, len(names or line), arrival, delay, turn, None if source.skipped is None else reasons)
-            for other in np.flatnonzero((reasons != _trace.OK) & ~self.drop[:n]).tolist():
+            for other in np.flatnonzero((reasons != _turns.OK) & ~self.drop[:n]).tolist():
                 try:
                     self._fail_link(source, other, int(reasons[other]), names[session[other]] if names else None)
                 except TraceError as error:
@@ -278,11 +278,11 @@ class _Columns:
         line = int(self.rows.line[row])
         delay, arrival = float(self.rows.delay_ms[row]), float(self.rows.arrival_ms[row])
         of = "its session (no row has a session_id)" if session is None else f"session {short(session)}"
-        if reason == _trace.FIRST_DELAY:
+        if reason == _turns.FIRST_DELAY:
             source.fail(line, "delay", f"is {delay} in the first turn of {of}; only later turns have a delay")
-        if reason == _trace.BAD_DELAY:
+        if reason == _turns.BAD_DELAY:
             source.fail(line, "delay", f"is {delay}; a think time must be a finite number of at least 0 ms")
-        if reason == _trace.NO_EARLIER_TIMESTAMP:
+        if reason == _turns.NO_EARLIER_TIMESTAMP:
             source.fail(
                 line, "timestamp",
                 f"no earlier row of {of} has a timestamp to subtract; give that row one, or this row a delay",
