@@ -1,4 +1,5 @@
 # Data dictionary of the cluster loop: workers on one clock, and the links between requests that feed them.
+from mocker._collect cimport Gaps
 from mocker._common cimport int32_t, int64_t
 from mocker._heap cimport Heap
 from mocker._kv cimport Path
@@ -12,6 +13,8 @@ cdef struct Lane:                  # one worker of an open-loop replay, simulate
     int64_t idle_passes            # passes in a row that brought nothing
     bint done
     bint stalled
+    Gaps gaps                      # its own, between `split_gaps` and `join_gaps`
+    int64_t apart[8]               # see `View.apart`
 
 
 cdef class Cluster(Workers):
@@ -59,6 +62,7 @@ cdef class Cluster(Workers):
     cdef int64_t idle_ticks              # in a row, while nothing else was going to happen
     cdef readonly int64_t ticks
 
+    cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil
     cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil
     cdef bint took_over(self, int role) noexcept nogil
     cdef bint vacated(self, int role) noexcept nogil

@@ -11,10 +11,11 @@ Costs: a lane O(passes in which something happens); the loop O(passes) heap oper
 number of passes, so that a caller can show progress and be interrupted.
 """
 from libc.math cimport INFINITY, isnan
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free
 
 import numpy as np
 
+from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, ERR_MEMORY, NIL, int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
@@ -29,8 +30,8 @@ from mocker._rules cimport RULE_LATE
 from mocker._sglang cimport SglangCore
 from mocker._watch cimport Watch
 from mocker._workers cimport (
-    KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, LIFE_STARTING, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, Workers,
-    tell_sglang)
+    FAST_AHEAD, FAST_CLOCK, KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, LIFE_STARTING, READY, ROLE_DECODE, ROLE_PREFILL,
+    ROUND, Team, View, Workers, tell_sglang)
 
 cdef enum:
     TICKS_LIMIT = 1000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
@@ -47,14 +48,19 @@ cdef class Cluster(Workers):
     def __cinit__(self, *_arguments):
         cdef int64_t i
         self.tick_at = self.first_tick = INFINITY
-        self.lanes = <Lane*>malloc(self.workers * sizeof(Lane))
+        self.lanes = <Lane*>calloc(self.workers, sizeof(Lane))
         if self.lanes == NULL:
             raise MemoryError
         self.n_lanes = self.workers
         for i in range(self.workers):
-            self.lanes[i] = Lane(0.0, i, 0.0, 0, False, False)
+            self.lanes[i].next = i
 
     def __dealloc__(self):
+        cdef int64_t i
+        if self.lanes != NULL:
+            for i in range(self.n_lanes):
+                free(self.lanes[i].gaps.values)
+                free(self.lanes[i].gaps.weights)
         free(self.lanes)
         free(self.events.items)
         free(self.ready.items)
@@ -124,10 +130,38 @@ cdef class Cluster(Workers):
         """
         with nogil:
             self.lane(worker, passes, arrivals)
+        self.fold(worker)
         self.raise_errors()
         if self.lanes[worker].stalled:
             self.stalled = True
         return self.lanes[worker].done or arrivals <= self.lanes[worker].next < self.n
+
+    def split_gaps(self):
+        """Give each worker a gap log of its own, so that several threads can call `run_lane` for different workers."""
+        cdef int64_t worker
+        for worker in range(self.workers):
+            self.lanes[worker].gaps.fold_at = <int64_t>1 << 62
+            self.log_gaps(worker, &self.lanes[worker].gaps)
+
+    def join_gaps(self):
+        """The collector's log becomes what one thread would have made, a worker after the other."""
+        cdef int64_t worker, i
+        cdef Gaps* log
+        for worker in range(self.workers):
+            log = &self.lanes[worker].gaps
+            for i in range(log.used):
+                gaps_add(&self.collector.gaps, log.values[i], log.weights[i])
+            self.collector.gaps.zeros += log.zeros
+            self.collector.gaps.error |= log.error
+            log.used = log.zeros = 0
+            self.log_gaps(worker, &self.collector.gaps)
+        self.raise_errors()
+
+    cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil:
+        if self.kind == KIND_SGLANG:
+            (<SglangCore*>self.cores[worker]).gaps = gaps
+        else:
+            (<Core*>self.cores[worker]).gaps = gaps
 
     cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil:
         cdef View* c = &self.views[worker]
@@ -150,7 +184,7 @@ cdef class Cluster(Workers):
                 lane.done = True
                 break
             self.run_pass(worker, now)
-            self.ended += c.ended_used
+            c.gone += c.ended_used
             lane.last = now
             if self.brought(c):
                 lane.idle_passes = 0
@@ -164,7 +198,7 @@ cdef class Cluster(Workers):
                 self.uncount(c)
                 continue
             lane.last = now
-            if c.steady and self.fast:
+            if c.steady and self.fast & FAST_CLOCK:
                 until = INFINITY
                 if c.n_waiting == 0 and lane.next < self.n:
                     until = self.arrival[self.order[lane.next]]
@@ -397,8 +431,11 @@ cdef class Cluster(Workers):
     def run_coupled(self, int64_t passes):
         """Go on for about `passes` passes; True when the replay is done."""
         cdef bint ok
+        cdef int64_t worker
         with nogil:
             ok = self.coupled(passes)
+            for worker in range(self.workers):
+                self.fold(worker)
         self.raise_errors()
         if not ok:
             raise MemoryError
@@ -477,7 +514,7 @@ cdef class Cluster(Workers):
             if self.watch is not None:
                 self.observe(worker)
             self.late_events(worker)
-            if not self.ended_rows(&self.views[worker], self.now):
+            if not self.views[worker].early and not self.ended_rows(&self.views[worker], self.now):
                 return False
         return True
 
@@ -504,19 +541,22 @@ cdef class Cluster(Workers):
             worker = 0
             while worker < self.workers:
                 c = &self.views[worker]
-                if self.busy[worker] or c.count == 0:
+                if self.busy[worker] or (c.count == 0 and not c.early):
                     worker += 1
                     continue
-                self.run_pass(worker, self.now)
-                done[0] += 1
-                if c.error or self.failed:
-                    return True
-                if self.watch is not None:
-                    self.measure(worker)
-                if self.route != NULL and self.kind != KIND_SGLANG:
-                    router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
-                if c.end_ms > self.cap and not self.single:
-                    self.uncount(c)
+                if c.early:
+                    c.early = False            # `ahead` ran this pass, which told nobody of its endings
+                else:
+                    self.run_pass(worker, self.now)
+                    done[0] += 1
+                    if c.error or self.failed:
+                        return True
+                    if self.watch is not None:
+                        self.measure(worker)
+                    if self.route != NULL and self.kind != KIND_SGLANG:
+                        router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
+                    if c.end_ms > self.cap and not self.single:
+                        self.uncount(c)
                 if self.brought(c):
                     self.idle_passes = self.idle_ticks = 0
                 elif self.stuck(worker, self.now, &self.idle_passes):
@@ -526,7 +566,7 @@ cdef class Cluster(Workers):
                 if self.kind == KIND_RULES and self.rules[worker].rules & RULE_LATE:
                     if not self.ended_rows(c, self.now):   # these tokens were made when the pass before ended
                         return False
-                    c.ended_used = 0
+                    c.ended_used = (<Core*>self.cores[worker]).ended_used = 0
                 if c.end_ms <= self.now:
                     if self.watch is not None:
                         self.observe(worker)
@@ -536,16 +576,16 @@ cdef class Cluster(Workers):
                     worker = 0                 # whoever is ready now, lowest number first
                     self.sequence += 1
                     continue
-                if self.fast and c.ended_used == 0:
+                if c.ended_used == 0:
                     if self.workers > 1:
-                        if self.apart() and not self.ahead(worker, done):
+                        if self.fast & FAST_AHEAD and self.apart() and not self.ahead(worker, done):
                             return True
-                    elif c.steady:
+                    elif c.steady and self.fast & FAST_CLOCK:
                         until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
                         until = min(until, self.next_cancel())
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
-                if not heap_push(&self.events, c.end_ms, order_of(c.last_start),
+                if not heap_push(&self.events, c.last_start if c.early else c.end_ms, order_of(c.last_start),
                                  worker + ROUND * self.sequence):
                     return False
                 worker += 1
@@ -581,7 +621,7 @@ cdef class Cluster(Workers):
         cdef int64_t worker
         self.planner, self.recruit, self.first_tick = planner, recruit, first_tick
         self.startup_ms[ROLE_PREFILL], self.startup_ms[ROLE_DECODE] = prefill_startup_ms, startup_ms
-        self.watch, self.fast = Watch(metrics and first_tick < INFINITY), False
+        self.watch, self.fast = Watch(metrics and first_tick < INFINITY), 0
         self.held = np.zeros(self.n, np.int64)
         for worker in range(self.workers):
             if self.kind == KIND_SGLANG:
@@ -702,18 +742,19 @@ cdef class Cluster(Workers):
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
         return (self.limit_active == 0 and self.next_rows.shape[0] == 0
                 and (self.route == NULL or self.route.queued == 0)
-                and (self.offload is None or not (self.offload.w.g3.there or self.offload.w.g4.there))
-                and not (self.kind == KIND_RULES and self.rules[0].rules & RULE_LATE))
+                and (self.offload is None or not (self.offload.w.g3.there or self.offload.w.g4.there)))
 
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
         """Go on with a worker alone until the next arrival, or until a request ends or makes its first token.
 
         False after an error. The KV events of the passes are told early, but nobody asks for them before the arrival.
+        With RULE_LATE endings belong to the time when their pass began: `early` asks the loop to tell them then.
         """
         cdef View* c = &self.views[worker]
+        cdef bint late = self.kind == KIND_RULES and (self.rules[worker].rules & RULE_LATE) != 0
         cdef double start, end, until = min(self.next_ready(), self.next_cancel())
         while c.ended_used == 0 and self.brought(c) and not self.below(worker):
-            if c.steady:
+            if c.steady and self.fast & FAST_CLOCK:
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)
                 c.end_ms = end
@@ -729,4 +770,5 @@ cdef class Cluster(Workers):
                 router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
             if c.end_ms > self.cap:
                 self.uncount(c)
+        c.early = late and c.ended_used > 0
         return True

@@ -9,7 +9,7 @@ from mocker._timing cimport Timing
 cdef struct Request:
     int64_t len                    # known tokens: prompt + generated
     int64_t computed               # tokens whose KV is computed (at schedule time)
-    int64_t alloc                  # tokens that its held blocks were taken for
+    int64_t alloc                  # tokens that its held blocks were taken for; by rules: see `counting_until`
     int64_t gen                    # generated tokens
     int64_t limit                  # generated tokens at which it ends
     int64_t prompt                 # prompt tokens
@@ -36,6 +36,7 @@ cdef struct Request:
     int32_t pinned                 # reserved destination: cached blocks pinned
     int64_t attempt                # pending destination: capacity generation of the last try, NIL = never
     int32_t next_free              # free slots: next one
+    int64_t pad                    # 256 bytes: a slot is found by a shift
 
 
 cdef struct Work:                  # one scheduled request, for the forward-pass metrics
@@ -139,8 +140,10 @@ cdef struct Core:
     int64_t batch_prefix           # sum of their context before it
     bint preempted
     int reason                     # WaitReason
-    int32_t* ready                 # scratch: slots that will make a token
+    int32_t* ready                 # slots that will make a token, in batch order
     int64_t ready_cap
+    int64_t n_ready                # known while scheduling, if nobody is passed over: NIL
+    int64_t ready_length           # sum of their known tokens
     double last_emit               # end of the last pass that made tokens
     int64_t seen_running           # when the batch was put together: requests in it,
     int64_t seen_waiting           # requests behind it

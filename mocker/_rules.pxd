@@ -48,7 +48,7 @@ cdef struct Extra:                 # what a request has beside `Request`, by slo
     Hold* holds                    # [n] blocks that have their content, root first
     int32_t n
     int64_t cap                    # allocated holds
-    int32_t done                   # blocks in `holds`
+    int32_t done                   # blocks that have their content; generated ones may be in `holds` only later
     int32_t blank                  # blocks held after these: content not known yet
     int64_t pending                # tokens sampled and not seen yet (late)
     int64_t flight                 # tokens scheduled whose outcome is not seen yet (late)
@@ -69,6 +69,8 @@ cdef struct VllmRulesCore:
     bint by_priority               # waiting and victims by (priority, arrival)
     bint gate                      # a prompt is admitted only if the whole known sequence fits
     int64_t threshold              # most tokens of one request in a pass while others are there; 0: no cap
+    bint strict                    # register every block at once and plan every decode step
+    bint skip_own                  # no KV events for the generated blocks of a trace: nobody asks for them
     int64_t watermark              # blocks that an admission leaves free while somebody runs
     # memory
     Copy* copies

@@ -17,7 +17,7 @@ from libc.math cimport INFINITY, NAN
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from mocker._collect cimport gaps_add
+from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport (
     ERR_MEMORY, ERR_TIME, NIL, ST_FREE, ST_RUNNING, WORKER_DECODE, WORKER_PREFILL, grown, int32_t, int64_t)
 from mocker._core cimport STOP_SEQS, STOP_WAIT, Core, Request, Signal
@@ -146,7 +146,7 @@ cdef void rules_pass(VllmRulesCore* x, double now) noexcept nogil:
     cdef void* moved
     if not rules_room(x):
         return
-    if c.record or x.rules & RULE_LATE:        # nobody is scheduled twice in a pass
+    if (c.record or x.rules & RULE_LATE) and x.batch_cap <= c.req_used:   # nobody is scheduled twice in a pass
         moved = grown(x.batch, &x.batch_cap, c.req_used + 1, sizeof(Batched))
         if moved == NULL:
             c.error = ERR_MEMORY
@@ -181,7 +181,10 @@ cdef void rules_pass(VllmRulesCore* x, double now) noexcept nogil:
         x.flight_used, x.batch_used = x.batch_used, 0
         x.flight_end = start + decode
     else:
-        n = collect_ready(x, &total)
+        if c.n_ready != NIL and not c.preempted:
+            n, total = c.n_ready, c.ready_length
+        else:
+            n = collect_ready(x, &total)
         if n > 0:
             decode = emit(x, n, total, start)
     c.end_ms = start + decode
@@ -209,12 +212,13 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
     could be admitted after all. The clock's additions are the same and in the same order as pass by pass.
     """
     cdef Core* c = x.c
-    cdef int64_t i, k, m = 0, steps, stop, context = 0
+    cdef int64_t i, k, m = 0, steps, stop, context = 0, n = c.n_running
     cdef bint varies
     cdef int32_t slot
     cdef Request* r
     cdef Extra* e
-    cdef double step, next_now, at, first = 0.0
+    cdef Gaps* gaps = c.gaps
+    cdef double step, next_now, at, first = 0.0, emitted = c.last_emit, ends = x.flight_end, started = now
     cdef bint late = (x.rules & RULE_LATE) != 0, whole = lazy(x)
     if not c.steady or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
         return now
@@ -224,6 +228,10 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
     for i in range(c.n_running):
         slot = c.running[i]
         r = &c.req[slot]
+        if r.len < r.alloc:                    # it only counts until then
+            if r.alloc - r.len < k:
+                k = r.alloc - r.len
+            continue
         e = &x.extra[slot]
         if whole:                              # passes before the one that needs a block
             steps = ((e.done + e.blank) << c.shift) - r.len + 1
@@ -255,27 +263,25 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
         stop = m + 1 if varies else k          # passes that take as long
         while m < stop and now < until and now <= last_start:
             next_now = now + step
-            at = x.flight_end if late else next_now
+            at = ends if late else next_now
             if m == 0:
-                first = at - c.last_emit
-            if c.gaps != NULL:
-                gaps_add(c.gaps, at - c.last_emit, c.n_running)
-            c.last_emit = at
-            x.flight_end = next_now
-            c.last_start = now
-            now = next_now
+                first = at - emitted
+            if gaps != NULL:
+                gaps_add(gaps, at - emitted, n)
+            emitted, ends, started, now = at, next_now, now, next_now
             m += 1
         if m < stop:
             break
     if m == 0:
         return now
+    c.last_emit, x.flight_end, c.last_start = emitted, ends, started
     for i in range(c.n_running):
         r = &c.req[c.running[i]]
         if r.gen == 1 and c.rows != NULL:
             c.rows.second_gap[r.id] = first
         r.len += m
         r.gen += m
-        r.computed = r.alloc = r.len if late else r.len - 1
+        r.computed = r.len if late else r.len - 1
         r.last_ms = c.last_emit
     c.pass_no += m
     c.passes += m

@@ -10,10 +10,14 @@ cdef inline void name(VllmRulesCore* x, Request* r) noexcept nogil:
         r.full = <int32_t>(r.len >> x.c.shift)
 
 
+cdef inline bint unseen(VllmRulesCore* x) noexcept nogil:
+    """Nobody but their request can find generated blocks, and nobody is told of them."""
+    return not x.strict and not x.c.real_tokens and not (x.c.pool.capture and not x.skip_own)
+
+
 cdef inline bint lazy(VllmRulesCore* x) noexcept nogil:
-    """Generated blocks may be registered later than they are full: nobody but their request could find them."""
-    return (not x.c.real_tokens and not x.c.pool.capture
-            and (x.rules & (RULE_FILL_EARLY | RULE_SLOT_AT_USE)) == (RULE_FILL_EARLY | RULE_SLOT_AT_USE)
+    """Generated blocks may stay blank until their request lets them go: what it knows then tells which are full."""
+    return (unseen(x) and (x.rules & (RULE_FILL_EARLY | RULE_SLOT_AT_USE)) == (RULE_FILL_EARLY | RULE_SLOT_AT_USE)
             and not x.rules & RULE_LATE)
 
 

@@ -83,12 +83,12 @@ cdef void log_stored(VllmRulesCore* x, Path* path, int32_t begin, int32_t end) n
         i += 1
 
 
-cdef bint elsewhere(VllmRulesCore* x, uint64_t key, int32_t block, int32_t but) noexcept nogil:
-    """Whether a copy other than `but` has the block."""
+cdef bint elsewhere(VllmRulesCore* x, uint64_t key, int32_t begin, int32_t end, int32_t but) noexcept nogil:
+    """Whether a copy other than `but` has one of the segment's blocks [begin, end)."""
     cdef int64_t place = table_place(x, key)
     cdef int32_t at = x.table_heads[place] if place != NIL else NIL
-    while at != NIL:
-        if at != but and x.copies[at].start <= block < x.copies[at].end:
+    while at != NIL and x.copies[at].start < end:
+        if at != but and x.copies[at].end > begin:
             return True
         at = x.copies[at].right
     return False
@@ -96,29 +96,39 @@ cdef bint elsewhere(VllmRulesCore* x, uint64_t key, int32_t block, int32_t but) 
 
 cdef void log_new(VllmRulesCore* x, Path* path, int32_t begin, int32_t end) noexcept nogil:
     """Stored events for those of the request blocks [begin, end) that are nowhere yet."""
-    cdef int32_t block, i, first = NIL
-    for block in range(begin, end + 1):
-        if block < end:
-            i = element_at(path, block)
-            if not elsewhere(x, path.keys[i], block - element_begin(path, i), NIL):
-                if first == NIL:
-                    first = block
-                continue
-        if first != NIL:
-            log_stored(x, path, first, block)
-            first = NIL
+    cdef int32_t i = element_at(path, begin), low, high, first = NIL
+    while begin < end:
+        if x.skip_own and path.keys[i] >> 63:
+            break                              # generated blocks come last
+        low, high = element_begin(path, i), <int32_t>least(path.ends[i], end)
+        if not elsewhere(x, path.keys[i], begin - low, high - low, NIL):
+            first = begin if first == NIL else first
+            begin = high
+        while begin < high:
+            if not elsewhere(x, path.keys[i], begin - low, begin - low + 1, NIL):
+                first = begin if first == NIL else first
+            elif first != NIL:
+                log_stored(x, path, first, begin)
+                first = NIL
+            begin += 1
+        i += 1
+    if first != NIL:
+        log_stored(x, path, first, begin)
 
 
 cdef void note_removed(VllmRulesCore* x, int32_t at, int32_t low, int32_t high) noexcept nogil:
     """Blocks [low, high) of a copy are evicted, deepest first: keep those that are nowhere else for the event."""
     cdef Copy* k = &x.copies[at]
-    cdef bint twice = x.table_twice[table_place(x, k.key)]
+    cdef bint twice
     cdef int32_t block = high - 1, n
     cdef Piece* e
     cdef void* moved
+    if x.skip_own and k.key >> 63:
+        return
+    twice = x.table_twice[table_place(x, k.key)]
     while block >= low:
-        n = 0
-        while block - n >= low and not (twice and elsewhere(x, k.key, block - n, at)):
+        n = 0 if twice else block - low + 1
+        while block - n >= low and not elsewhere(x, k.key, block - n, block - n + 1, at):
             n += 1
         if n > 0:
             moved = grown(x.c.pool.evicted, &x.c.pool.evicted_cap, x.c.pool.evicted_used + 1, sizeof(Piece))
@@ -350,8 +360,11 @@ cdef void fill(VllmRulesCore* x, Request* r, Extra* e, int64_t count) noexcept n
     cdef int32_t begin = e.done, end = <int32_t>count
     if not x.c.caching or begin >= end:
         return
-    cover(x, r, count)
     e.blank -= end - begin
+    if x.rules & RULE_OWN_COPY and begin >= r.prompt >> x.c.shift and unseen(x):
+        e.done = end                           # `let_go` registers them
+        return
+    cover(x, r, count)
     if x.rules & RULE_OWN_COPY:
         register(x, &r.path, e, begin, end)
         return
@@ -385,6 +398,8 @@ cdef bint allocate(VllmRulesCore* x, Request* r, Extra* e, int64_t target, int64
     known = r.full
     if x.rules & RULE_FULL_ONLY:
         known = least(known, target >> c.shift)
+    if x.rules & RULE_OWN_COPY and lazy(x):
+        known = least(known, r.prompt >> c.shift)      # the others when they are let go
     cover(x, r, known)
     if x.rules & RULE_OWN_COPY:
         picked = <int32_t>hits
@@ -446,12 +461,18 @@ cdef void refill(VllmRulesCore* x, Request* r, Extra* e, int64_t count) noexcept
 
 
 cdef void let_go(VllmRulesCore* x, int32_t slot) noexcept nogil:
-    """Release a request's blocks, after registering those that `lazy` left out."""
+    """Release a request's blocks, after registering those that were put off."""
     cdef Request* r = &x.c.req[slot]
     cdef Extra* e = &x.extra[slot]
+    cdef int32_t held
     cdef int64_t full
     if lazy(x) and e.blank > 0:
         full = least(r.computed, r.len) >> x.c.shift
         name(x, r)
         fill(x, r, e, least(full, r.full))
+    held = e.holds[e.n - 1].end if e.n > 0 else 0
+    if held < e.done:
+        full = e.done
+        cover(x, r, full)
+        register(x, &r.path, e, held, <int32_t>full)
     release(x, e)

@@ -68,7 +68,8 @@ cdef class PassRecord:
 cdef class RulesEngine(EngineCore):
     """An `EngineCore` (same arguments) that schedules by switches; call `configure` before anything else."""
 
-    def configure(self, *, int rules, bint by_priority, bint gate, int64_t threshold, int64_t watermark):
+    def configure(self, *, int rules, bint by_priority, bint gate, int64_t threshold, int64_t watermark,
+                  bint skip_own=False, bint strict=False):
         """Set the rules and vLLM's options.
 
         Parameters
@@ -83,6 +84,10 @@ cdef class RulesEngine(EngineCore):
             Most tokens of one request in a pass while there are others; 0: no cap.
         watermark : int
             Blocks that an admission leaves free while somebody runs.
+        skip_own : bool
+            Leave KV events of generated blocks out where these have no tokens that a prompt could have.
+        strict : bool
+            Register every block at once and plan every decode step, for tests of the shortcuts.
         """
         if self.configured:
             raise RuntimeError("the engine is configured already")
@@ -94,7 +99,7 @@ cdef class RulesEngine(EngineCore):
         if rules_init(&self.x, &self.c, rules) != ERR_OK:
             raise MemoryError
         self.x.by_priority, self.x.gate, self.x.threshold = by_priority, gate, threshold
-        self.x.watermark = watermark
+        self.x.watermark, self.x.skip_own, self.x.strict = watermark, skip_own, strict
         self.configured = True
 
     def __dealloc__(self):

@@ -127,7 +127,8 @@ cdef void undo(VllmRulesCore* x, int32_t slot) noexcept nogil:
         c.works[r.work].undone = True
     tokens = 1 if r.pass_no < 0 else r.used
     c.budget += tokens
-    x.extra[slot].flight -= tokens
+    if r.len >= r.alloc:                       # else it only counts, and has not more in flight than before
+        x.extra[slot].flight -= tokens
     if r.pass_no > 0 and r.used_prompt > 0 and c.worker_type != WORKER_DECODE:
         c.batch -= 1
         c.batch_isl -= r.used_prefix + r.used_prompt

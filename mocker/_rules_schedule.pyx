@@ -12,9 +12,9 @@ from mocker._common cimport (
 from mocker._core cimport STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Work
 from mocker._requests cimport waiting_first, waiting_pop
 from mocker._rules cimport (
-    RULE_CHARGE_GENERATED, RULE_FILL_EARLY, RULE_GEN_HIT, RULE_LAST_TOKEN, RULE_LATE, RULE_WHOLE_TAIL, Batched, Extra,
-    VllmRulesCore, blocks_of, least)
-from mocker._rules_blocks cimport allocate, cover, lazy, name
+    RULE_CHARGE_GENERATED, RULE_FILL_EARLY, RULE_FULL_ONLY, RULE_GEN_HIT, RULE_LAST_TOKEN, RULE_LATE, RULE_OWN_COPY,
+    RULE_WHOLE_TAIL, Batched, Extra, VllmRulesCore, blocks_of, least)
+from mocker._rules_blocks cimport allocate, cover, lazy, log_removed, name, take, unseen
 from mocker._rules_copies cimport find, shorten
 from mocker._rules_requests cimport end_head, outgrown, preempt
 
@@ -81,7 +81,8 @@ cdef Outcome schedule(VllmRulesCore* x, int32_t slot, int64_t cached, int64_t hi
         if victim == slot:
             outgrown(x, slot, True)
             return LEFT
-    r.computed = r.alloc = target
+    r.computed = target
+    r.alloc = 0
     r.partial = e.blank > 0
     e.flight += want
     r.pass_no = c.pass_no
@@ -107,6 +108,23 @@ cdef Outcome schedule(VllmRulesCore* x, int32_t slot, int64_t cached, int64_t hi
     return SCHEDULED
 
 
+cdef inline void open_block(VllmRulesCore* x, Request* r, Extra* e, int64_t target) noexcept nogil:
+    """What `allocate` does for a decode step that needs one block, which is there, if its blocks are `unseen`."""
+    cdef int64_t known
+    take(x, 1)
+    if x.c.pool.evicted_used > 0:
+        log_removed(x)
+    if not lazy(x):
+        name(x, r)
+        known = least(r.full, target >> x.c.shift) if x.rules & RULE_FULL_ONLY else r.full
+        if known > e.done:
+            e.blank -= <int32_t>known - e.done
+            e.done = <int32_t>known
+    e.blank += 1
+    r.partial = 1
+    r.alloc = 0
+
+
 # ---- running requests -------------------------------------------------------------------------------------------
 
 cdef void schedule_running(VllmRulesCore* x) noexcept nogil:
@@ -118,21 +136,43 @@ cdef void schedule_running(VllmRulesCore* x) noexcept nogil:
     cdef int64_t target
     cdef Outcome outcome
     cdef bint late = (x.rules & RULE_LATE) != 0, put_off = lazy(x), early = (x.rules & RULE_FILL_EARLY) != 0
-    cdef bint noted = c.record or c.metrics
+    cdef bint opens = c.caching and x.rules & RULE_OWN_COPY and unseen(x)
+    cdef bint noted = c.record or c.metrics, known = True      # `ready` holds all that are
     cdef Batched* b
+    cdef int32_t* ready = c.ready
+    cdef int64_t n = 0, total = 0
     x.place = 0
     while x.place < c.n_running and c.budget > 0:
         slot = c.running[x.place]
         r = &c.req[slot]
+        if r.len < r.alloc:                    # nothing but one more token: see `counting_until`
+            r.computed += 1
+            r.pass_no = -c.pass_no
+            if late:
+                b = &x.batch[x.batch_used]
+                b.id, b.tokens, b.slot, b.makes = r.id, 1, slot, 1
+                x.batch_used += 1
+                x.making += 1
+                x.making_length += r.len
+            else:
+                ready[n] = slot
+                n += 1
+                total += r.len
+            c.budget -= 1
+            x.place += 1
+            continue
         e = &x.extra[slot]
         if late and r.computed >= r.len and r.gen + e.pending >= r.limit:
             x.place += 1                       # its last token is on its way
             continue
         target = r.len + e.pending
+        if (opens and r.computed == target - 1 and r.computed >= r.prompt and e.done >= r.prompt >> c.shift
+                and target == ((e.done + e.blank) << c.shift) + 1 and c.pool.active < c.pool.capacity):
+            open_block(x, r, e, target)
         if (r.computed == target - 1 and r.computed >= r.prompt and target <= ((e.done + e.blank) << c.shift)
                 and (put_off or not early or not c.caching or e.blank == 0
                      or least(r.len, target) >> c.shift <= e.done)):
-            r.computed = r.alloc = target      # one token of a block that it has: the usual decode step
+            r.computed = target                # one token of a block that it has: the usual decode step
             e.flight += 1
             r.pass_no = -c.pass_no
             if noted:
@@ -145,6 +185,10 @@ cdef void schedule_running(VllmRulesCore* x) noexcept nogil:
                 x.making += 1
                 x.making_length += r.len
                 e.pending += 1
+            if not late:
+                ready[n] = slot
+                n += 1
+                total += r.len
             c.budget -= 1
             x.place += 1
             continue
@@ -153,6 +197,13 @@ cdef void schedule_running(VllmRulesCore* x) noexcept nogil:
             break
         if outcome == SCHEDULED:
             x.place += 1
+            if not late and r.computed >= r.len:
+                known &= r.gen < r.limit       # else it wants no token: `collect_ready` ends it
+                ready[n] = slot
+                n += 1
+                total += r.len
+    c.n_ready = n if known and x.place == c.n_running else NIL
+    c.ready_length = total
 
 
 # ---- waiting requests -------------------------------------------------------------------------------------------
@@ -222,6 +273,10 @@ cdef void admit_waiting(VllmRulesCore* x, double now) noexcept nogil:
         if outcome != SCHEDULED:
             return
         c.admitted += 1
+        if c.n_ready != NIL and r.computed >= r.len:
+            c.ready[c.n_ready] = slot
+            c.n_ready = c.n_ready + 1 if r.gen < r.limit else NIL
+            c.ready_length += r.len
         if c.rows != NULL:
             if isnan(c.rows.first_admit[r.id]):
                 c.rows.first_admit[r.id] = now

@@ -11,12 +11,35 @@ from mocker._common cimport (
     END_COMPLETED, END_NONE, NIL, ST_FREE, ST_PREEMPTED, ST_RUNNING, WORKER_PREFILL, int32_t, int64_t, uint32_t)
 from mocker._core cimport Core, Request
 from mocker._requests cimport note, running_compact, signal
-from mocker._rules cimport RULE_LAST_SLOT, RULE_SLOT_AT_USE, Batched, Extra, VllmRulesCore, least, most
+from mocker._rules cimport RULE_LAST_SLOT, RULE_LATE, RULE_SLOT_AT_USE, Batched, Extra, VllmRulesCore, least, most
 from mocker._rules_blocks cimport append_token, fill, lazy, log_removed, take
 from mocker._rules_requests cimport outgrown, preempt, request_end, waiting_remove
 from mocker._spec cimport rng_u32
 from mocker._timing cimport timing_decode_ms
 from mocker._tokens cimport collect_token, handoff_ms
+
+
+# ---- requests that only count -----------------------------------------------------------------------------------
+
+cdef inline bint counts(VllmRulesCore* x) noexcept nogil:
+    """Whether requests may only count: nobody looks at single tokens."""
+    return x.c.rows != NULL and not x.c.real_tokens and not x.c.record and not x.c.metrics and not x.strict
+
+
+cdef inline int64_t counting_until(VllmRulesCore* x, int32_t slot) noexcept nogil:
+    """Known tokens up to which each pass gives a decoding request one more and nothing else; goes into its `alloc`.
+
+    Until then it has the block for the next token, fills none that must be registered, and does not end.
+    """
+    cdef Core* c = x.c
+    cdef Request* r = &c.req[slot]
+    cdef Extra* e = &x.extra[slot]
+    cdef int64_t tokens
+    if x.rules & RULE_LATE:                    # the next token is one further, and the block must not be full
+        tokens = (e.done + (1 if c.caching and e.blank > 0 else e.blank)) << c.shift
+    else:
+        tokens = ((e.done + e.blank) << c.shift) + 1
+    return least(tokens, r.prompt + r.limit - 1)
 
 
 # ---- one token --------------------------------------------------------------------------------------------------
@@ -72,7 +95,6 @@ cdef bint next_slot(VllmRulesCore* x, int32_t slot) noexcept nogil:
     log_removed(x)
     e.blank += 1
     r.partial = 1
-    r.alloc = r.len + 1
     return True
 
 
@@ -113,7 +135,7 @@ cdef double emit(VllmRulesCore* x, int64_t n, int64_t total_length, double start
     cdef int32_t slot
     cdef Request* r
     cdef bint changed = False, whole = lazy(x)
-    cdef bint plain = c.rows != NULL and not c.real_tokens and not c.record
+    cdef bint plain = counts(x)
     c.steady = n == c.n_running                # so far: whoever runs on will have made a token
     if c.worker_type != WORKER_PREFILL:
         decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
@@ -121,12 +143,20 @@ cdef double emit(VllmRulesCore* x, int64_t n, int64_t total_length, double start
     for i in range(n):
         slot = c.ready[i]
         r = &c.req[slot]
+        if r.len < r.alloc and r.last_ms == c.last_emit:
+            r.len += 1
+            r.gen += 1
+            r.last_ms = at
+            steps += 1
+            continue
         if (plain and (whole or r.len & c.mask) and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit
                 and r.status == ST_RUNNING):
             r.len += 1                         # the usual decode step, after its own last token
             r.gen += 1
             r.last_ms = at
             steps += 1
+            if whole:
+                r.alloc = counting_until(x, slot)
             continue
         if r.status != ST_RUNNING or (not r.len & c.mask and not next_slot(x, slot)):
             changed = True
@@ -150,34 +180,37 @@ cdef double emit(VllmRulesCore* x, int64_t n, int64_t total_length, double start
 # ---- asynchronous: what the pass before made --------------------------------------------------------------------
 
 cdef void settle(VllmRulesCore* x) noexcept nogil:
-    """This pass is planned; now the tokens of the one before are seen, made when that ended."""
+    """This pass is planned; now the tokens of the one before are seen, made when that ended.
+
+    Of a request that only counts, what is pending and in flight stays as it is.
+    """
     cdef Core* c = x.c
     cdef int64_t i, settled, together = 0, steps = 0
     cdef int32_t slot
     cdef Batched* f
     cdef Request* r
     cdef Extra* e
-    cdef bint stale, gone = False, plain = c.rows != NULL and not c.real_tokens and not c.record
+    cdef bint stale, gone = False
+    cdef bint plain = counts(x)
     cdef double at = x.flight_end
     for i in range(x.flight_used):
         f = &x.flight[i]
         slot = f.slot
         r = &c.req[slot]
+        if r.pass_no == -c.pass_no and r.len < r.alloc:
+            r.len += 1                         # the usual decode step, after its own last token
+            r.gen += 1
+            r.last_ms = at
+            steps += 1
+            continue
         if f.tokens == NIL or r.status == ST_FREE or r.id != f.id:
             continue
+        r.alloc = 0
         e = &x.extra[slot]
         e.flight -= f.tokens
         if not f.makes:
             continue
         settled = r.computed - e.flight
-        if (plain and r.status == ST_RUNNING and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit
-                and settled >> c.shift <= e.done):
-            r.len += 1                         # the usual decode step, after its own last token
-            r.gen += 1
-            r.last_ms = at
-            e.pending -= 1
-            steps += 1
-            continue
         stale = r.status == ST_PREEMPTED
         if r.limit == 0:
             signal(c, False, r.id, NIL, END_COMPLETED, NAN)
@@ -193,6 +226,8 @@ cdef void settle(VllmRulesCore* x) noexcept nogil:
                 waiting_remove(c, slot)
             request_end(x, slot, END_COMPLETED, False)
             gone = True
+        elif plain and not stale and r.gen > 1 and e.pending == 1 and e.flight == 1 and r.computed == r.len:
+            r.alloc = counting_until(x, slot)
     c.made += steps
     c.made_by = c.made
     if gone:

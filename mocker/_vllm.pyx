@@ -147,10 +147,12 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
 
 cdef void schedule_running(Core* c) noexcept nogil:
     """Phase A: running requests in admission order, as far as the budget goes."""
-    cdef int64_t i = 0
+    cdef int64_t i = 0, n = 0, total = 0
     cdef int32_t slot
+    cdef int32_t* ready = c.ready
     cdef Request* r
     cdef Outcome outcome
+    cdef bint known = True                     # `ready` holds all that are
     while i < c.n_running and c.budget > 0:
         slot = c.running[i]
         r = &c.req[slot]
@@ -162,6 +164,9 @@ cdef void schedule_running(Core* c) noexcept nogil:
             if c.metrics:
                 r.used, r.used_prompt, r.used_prefix = 1, 0, r.prompt
                 work_note(c, r)
+            ready[n] = slot
+            n += 1
+            total += r.len
             c.budget -= 1
             i += 1
             continue
@@ -170,6 +175,13 @@ cdef void schedule_running(Core* c) noexcept nogil:
             break
         if outcome == SCHEDULED:
             i += 1
+            if r.computed >= r.len:
+                known &= r.gen < r.limit       # else it wants no token: `collect_ready` ends it
+                ready[n] = slot
+                n += 1
+                total += r.len
+    c.n_ready = n if known and i == c.n_running else NIL
+    c.ready_length = total
 
 
 cdef inline bint prebuilt(Request* r) noexcept nogil:
@@ -256,6 +268,10 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
             return
         r = &c.req[slot]
         c.admitted += 1
+        if r.computed >= r.len and c.n_ready != NIL:
+            c.ready[c.n_ready] = slot
+            c.n_ready = c.n_ready + 1 if r.gen < r.limit else NIL
+            c.ready_length += r.len
         if c.rows != NULL:
             if isnan(c.rows.first_admit[r.id]):
                 c.rows.first_admit[r.id] = now
@@ -299,7 +315,10 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     start = now
     if c.batch > 0 and c.worker_type != WORKER_DECODE:
         start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)
-    n = collect_ready(c, &total)
+    if c.n_ready != NIL and not c.preempted:
+        n, total = c.n_ready, c.ready_length
+    else:
+        n = collect_ready(c, &total)
     decode = 0.0
     if n > 0:
         decode = emit_bursts(c, n, start) if c.nextn else emit(c, n, total, start)

@@ -16,6 +16,11 @@ cdef enum EngineKind:
     KIND_RULES = 2                 # vLLM by switchable rules
 
 
+cdef enum FastBit:                 # see mocker.replay.fast
+    FAST_CLOCK = 1
+    FAST_AHEAD = 2
+
+
 cdef struct View:                  # what the cluster sees of a worker after a pass
     double end_ms
     double last_start
@@ -28,9 +33,13 @@ cdef struct View:                  # what the cluster sees of a worker after a p
     bint preempted                 # the next pass may differ though this one brought nothing
     bint worked                    # tokens were scheduled
     bint steady                    # fast-forward may go on
+    bint early                     # the newest pass ran before its time came; its endings are not told yet
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int64_t ended_used
     int error
+    int64_t gone                   # since `fold`: requests that ended in a lane, or that no engine takes
+    int64_t clamped                # since `fold`: requests whose output TRT-LLM cut to the pool
+    int64_t apart[8]               # threads write into neighbours: no two of them in one line of the cache
 
 
 cdef enum:                         # roles
@@ -96,7 +105,7 @@ cdef class Workers:
     cdef object tokens
     cdef double cap
     cdef bint single
-    cdef bint fast
+    cdef int fast                        # FastBit set
     cdef Router* routes[2]               # by role; NULL: round robin
     cdef Router* route                   # of aggregated workers; NULL: round robin
     cdef const int64_t[::1] priority     # [n] or NULL
@@ -129,6 +138,7 @@ cdef class Workers:
     cdef double repeat(self, int64_t worker, double now, double until) noexcept nogil
     cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil
     cdef void look(self, int64_t worker) noexcept nogil
+    cdef void fold(self, int64_t worker) noexcept nogil
     cdef bint brought(self, View* c) noexcept nogil
     cdef bint drop(self, int64_t row, int64_t worker) noexcept nogil
     cdef void uncount(self, View* c) noexcept nogil

@@ -74,13 +74,13 @@ cdef class Workers:
         No pass starts after this time; infinity for none.
     single : bool
         Follow the single-worker runtime in what happens at the cap.
-    fast : bool
-        Fast-forward passes that only decode.
+    fast : int
+        Set of FastBit: shortcuts to take.
     """
 
     def __cinit__(self, list engines, Collector collector, const double[::1] arrival,
                   const int64_t[::1] prompt, const int64_t[::1] limit, PathTable paths, tokens,
-                  RouterCore router, double cap_ms, bint single, bint fast):
+                  RouterCore router, double cap_ms, bint single, int fast):
         cdef int64_t i
         if len(engines) >= READY:
             raise ValueError(f"at most {READY - 1} workers, got {len(engines)}")
@@ -191,7 +191,7 @@ cdef class Workers:
         cdef int32_t slot
         if self.limit[row] < 0:
             self.collector.rows.terminal[row] = END_REJECTED
-            self.ended += 1
+            self.views[worker].gone += 1
             return self.turn_ended(row, self.now)
         self.worker[row] = <int32_t>worker
         self.views[worker].count += 1
@@ -208,7 +208,7 @@ cdef class Workers:
             return True
         c = <Core*>self.cores[worker]
         if c.req[slot].limit < self.limit[row]:
-            self.clamped += 1
+            self.views[worker].clamped += 1
         if self.kind == KIND_RULES:
             rules_enqueue(self.rules[worker], slot, NIL, self.priority[row] if self.ranked else 0)
         else:
@@ -320,6 +320,13 @@ cdef class Workers:
         v.error = c.error or c.pool.error
         v.ended, v.ended_used = c.ended, c.ended_used
 
+    cdef void fold(self, int64_t worker) noexcept nogil:
+        """Add a worker's own counts to those of all; not while threads run."""
+        cdef View* v = &self.views[worker]
+        self.ended += v.gone
+        self.clamped += v.clamped
+        v.gone = v.clamped = 0
+
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil:
         cdef EngineCore engine
         try:
@@ -332,7 +339,7 @@ cdef class Workers:
         except MemoryError:
             return False
         if engine.c.req[slot].limit < self.limit[row]:
-            self.clamped += 1
+            self.views[worker].clamped += 1
         self.views[worker].n_waiting = engine.c.n_waiting
         return True
 

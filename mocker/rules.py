@@ -211,10 +211,11 @@ class SchedulerOptions:
     max_model_len: int | None
     usable_blocks: int
 
-    def configure(self, engine: RulesEngine) -> None:
-        """Set up an engine that was made of the same arguments."""
+    def configure(self, engine: RulesEngine, *, skip_own: bool = False, strict: bool = False) -> None:
+        """Set up an engine that was made of the same arguments; the flags are those of `RulesEngine.configure`."""
         engine.configure(rules=self.rules.bits, by_priority=self.by_priority, gate=self.gate,
-                         threshold=self.threshold, watermark=self.watermark_blocks)
+                         threshold=self.threshold, watermark=self.watermark_blocks, skip_own=skip_own,
+                         strict=strict)
 
 
 def scheduler_options(args: MockEngineArgs, rules: str | SchedulerRules | None = None, *,

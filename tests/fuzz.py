@@ -27,6 +27,7 @@ from model.scripts import FAMILIES, random_script  # noqa: E402
 from runner import run_script  # noqa: E402
 
 from mocker import DirectRequest, MockEngineArgs, Trace, TraceCollector, VllmCore, simulate  # noqa: E402
+from mocker.replay.fast import FastPaths  # noqa: E402
 
 PASSES = 400                       # a wild script may spin without end, as the reference does
 
@@ -135,7 +136,7 @@ def trace_difference(seed: int) -> str | None:
     runs = {
         "fast": simulate(trace, extra_engine_args=engine, num_workers=workers),
         "plain": simulate(trace, extra_engine_args=engine, num_workers=workers, fast_forward=False),
-        "tokens": simulate(trace, extra_engine_args=engine, num_workers=workers, _real_tokens=True),
+        "tokens": simulate(trace, extra_engine_args=engine, num_workers=workers, fast_forward=FastPaths(extents=False)),
     }
     base = runs["fast"]
     for name, run in runs.items():

@@ -8,6 +8,7 @@ import pytest
 from fuzz import object_replay, random_trace
 
 from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
+from mocker.replay.fast import FastPaths
 
 COLUMNS = ("first_admit_ms", "first_token_ms", "last_token_ms", "reused_input_tokens", "output_tokens", "host_tokens",
            "disk_tokens", "remote_tokens", "parked_ms")
@@ -48,7 +49,7 @@ def test_ways_to_run_agree(seed):
     same(first, simulate(trace, **kept))
     same(first, simulate(trace, fast_forward=False, **kept))
     if "aic_nextn" not in settings:
-        same(first, simulate(trace, _real_tokens=True, **kept))
+        same(first, simulate(trace, fast_forward=FastPaths(extents=False), **kept))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -58,7 +59,7 @@ def test_one_worker_is_the_core(seed):
     trace, settings, _ = random_trace(rng)
     settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching")}
     args = MockEngineArgs(**{**settings, **tiers(rng)})
-    result = simulate(trace, extra_engine_args=args, _real_tokens=True)
+    result = simulate(trace, extra_engine_args=args, fast_forward=FastPaths(extents=False))
     expected = object_replay(trace, args, 1)
     for name in ("first_admit_ms", "first_token_ms", "last_token_ms", "reused_input_tokens"):
         assert result.per_request[name].tolist() == expected[name], name

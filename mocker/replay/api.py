@@ -31,6 +31,8 @@ from ..timeline import Recording, Timeline
 from ..timing import with_blocks
 from ..trace import Trace
 from ..workload import SyntheticSpec, Workload, from_synthetic, from_trace
+from .fast import FastPaths, fast_paths
+from .lanes import run_lanes
 from .planner import DECODE, PREFILL, Planner, Planning
 from .pools import Pools, Routing, make_cluster, with_prefill_loads
 from .stream import Drain, RowStream
@@ -92,13 +94,14 @@ def _refuse(**options: Any) -> None:
 
 
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
-         progress: Progress | None, fast: bool, force_tokens: bool, recording: Recording | None, watch: Any,
-         planning: Planning | None, compat: str | None, exact_gaps: int | None, stream: RowStream | None) -> _Run:
+         progress: Progress | None, fast: FastPaths, recording: Recording | None, watch: Any,
+         planning: Planning | None, compat: str | None, exact_gaps: int | None, stream: RowStream | None,
+         threads: int) -> _Run:
     began = time.perf_counter()
     n = len(workload)
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
     split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
-    real = workload.growing is not None or (cached and force_tokens) or (workload.planned and (cached or split))
+    real = workload.growing is not None or (cached and not fast.extents) or (workload.planned and (cached or split))
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
@@ -122,14 +125,11 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
         if progress is not None:
             progress(cluster.ended, n, cluster.last_timestamp())
 
-    if concurrency is None and workload.is_single and not coupled:
+    if concurrency is None and workload.is_single and not coupled and fast.lanes:
         cluster.set_order(_in_order(workload.arrival))
-        for arrivals in range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS):
-            for worker in range(pools.workers):
-                while not cluster.run_lane(worker, passes, arrivals):
-                    look()
-            if drain is not None:
-                look()
+        alone = watch is not None or recording is not None or drain is not None or pools.args.num_g2_blocks
+        run_lanes(cluster, pools.workers, passes, range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS), 1 if alone else threads,
+                  look, None if drain is None else look)
     else:
         cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
         while not cluster.run_coupled(passes):
@@ -331,10 +331,11 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
               num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
               routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
               max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
-              progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool = True,
-              force_tokens: bool = False, recording: Recording | None = None, watch: Any = None,
+              progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool | FastPaths = True,
+              recording: Recording | None = None, watch: Any = None,
               planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
-              exact_gaps: int | None = None, stream_to: PathLike | None = None) -> tuple[_Run, Report]:
+              exact_gaps: int | None = None, stream_to: PathLike | None = None,
+              threads: int = 1) -> tuple[_Run, Report]:
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -356,10 +357,11 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
         trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
         ready = from_trace(trace, closed_loop=closed, speedup=speedup)
     exact = None if exact_gaps is None else _integer("exact_gaps", exact_gaps, 1)
+    threads, shortcuts = _integer("threads", threads, 1), fast_paths(fast)
     stream = None if stream_to is None else RowStream(stream_to, exact, compat == "reference", sla)
     try:
-        run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, fast, force_tokens, recording, watch,
-                   None if planner is None else Planning(planner), compat, exact, stream)
+        run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, shortcuts, recording, watch,
+                   None if planner is None else Planning(planner), compat, exact, stream, threads)
     finally:
         if stream is not None:
             stream.close()
@@ -523,19 +525,20 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
              router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
-             progress: Progress | None = None, fast_forward: bool = True, recording: Recording | None = None,
-             planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
-             exact_gaps: int | None = None, stream_to: PathLike | None = None,
-             _real_tokens: bool = False, _report_only: bool = False, _watch: Any = None) -> Simulation:
+             progress: Progress | None = None, fast_forward: bool | FastPaths = True,
+             recording: Recording | None = None, planner: Planner | None = None,
+             trace_options: Mapping[str, Any] | None = None, exact_gaps: int | None = None,
+             stream_to: PathLike | None = None, threads: int = 1, _report_only: bool = False,
+             _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
     ----------
     workload : path, sequence of one path, Trace, SyntheticSpec or mocker.synth.Recipe
         What to replay.
-    fast_forward : bool
+    fast_forward : bool or FastPaths
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
-        them; the results are the same to the last bit.
+        them, in order; or name the shortcuts. The results are the same to the last bit.
     trace_options : mapping, optional
         Further keywords of `Trace.load` for a trace file: ``on_error``, ``cache`` and the options of its format. Rows
         that were left out are listed in ``Simulation.meta["skipped_rows"]``.
@@ -547,6 +550,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     stream_to : path, optional
         Write requests as they end, whole rows at any moment: lines of a file ``*.jsonl`` (one that a killed replay cut
         off has no newline) or parts of a Parquet folder ``*.parquet``. Then `Simulation.per_request` is empty.
+    threads : int
+        Workers to simulate at the same time where they do not depend on each other: open loop, round robin, single
+        requests, without a recording, a stream or offload. The result is the same, byte for byte.
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
@@ -578,9 +584,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
-        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward,
-        force_tokens=_real_tokens, recording=recording, watch=_watch, planner=planner,
-        trace_options=trace_options, exact_gaps=exact_gaps, stream_to=stream_to)
+        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward, recording=recording,
+        watch=_watch, planner=planner, trace_options=trace_options, exact_gaps=exact_gaps, stream_to=stream_to,
+        threads=threads)
     if _report_only:
         return Simulation(report, {}, {})
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,

@@ -28,6 +28,7 @@ from ..router_config import KvRouterConfig, decode_router_config, prefill_router
 from ..rules import scheduler_options
 from ..sglang import sglang_settings
 from ..timing import TimingModel
+from .fast import FastPaths, fast_paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,7 +147,7 @@ def output_limits(args: MockEngineArgs, prompt: NDArray[np.int64], limit: NDArra
     return np.where(prompt >= longest, -1, np.minimum(limit, longest - prompt)).astype(np.int64)
 
 
-def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bool) -> Engines:
+def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bool, strict: bool = False) -> Engines:
     """Engines of the workers with these numbers."""
     if args.engine_type == "sglang":
         settings = sglang_settings(args)
@@ -158,7 +159,7 @@ def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bo
         ruled = [RulesEngine(**settings, seed=0, token_seed=w, real_tokens=real_tokens, record=False, capture=events,
                              event_tokens=False, worker_id=w) for w in workers]
         for engine in ruled:
-            options.configure(engine)
+            options.configure(engine, skip_own=not real_tokens, strict=strict)
         return ruled
     return [EngineCore(**settings, seed=(args.aic_mtp_seed + w) % 2**64, token_seed=w, real_tokens=real_tokens,
                        record=False, capture=events, event_tokens=False, worker_id=w) for w in workers]
@@ -222,7 +223,8 @@ def _below(pools: Pools, first: list[Any], second: list[Any], rows: int, compat:
 
 
 def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
-                 fast: bool, planning: Planning | None = None, compat: str | None = None) -> tuple[Cluster, bool]:
+                 fast: bool | FastPaths, planning: Planning | None = None,
+                 compat: str | None = None) -> tuple[Cluster, bool]:
     """The cluster of a replay, ready to run.
 
     Returns
@@ -236,7 +238,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     ValueError
         This workload cannot run on these pools.
     """
-    args, prefill = pools.args, pools.prefill_args
+    args, prefill, fast = pools.args, pools.prefill_args, fast_paths(fast)
     collector = Collector(len(workload))
     cap = math.inf if cap_ms is None else cap_ms
     if planning is not None and (args.num_g2_blocks or (prefill is not None and prefill.num_g2_blocks)):
@@ -255,13 +257,13 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if routing.routed:
         router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
                          routing.seed)
-    engines = _engines(args, range(pools.workers), real_tokens, routing.routed)
+    engines = _engines(args, range(pools.workers), real_tokens, routing.routed, not fast.books)
     world = _below(pools, engines, [], len(workload), compat)
     cluster = Cluster(
         engines, collector, workload.arrival, workload.prompt,
         limit, None if real_tokens else workload.make_paths(args.block_size),
         workload.tokens if real_tokens else None, router, cap,
-        pools.workers == 1 and planning is None, fast)
+        pools.workers == 1 and planning is None, fast.bits)
     if world is not None:
         cluster.set_offload(world)
     if router is not None or args.vllm_scheduling_policy == "priority":
@@ -276,7 +278,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
 
 
 def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
-               cap: float, real_tokens: bool, fast: bool, compat: str | None) -> DisaggCluster:
+               cap: float, real_tokens: bool, fast: FastPaths, compat: str | None) -> DisaggCluster:
     decode = pools.args
     first = _router(routing, prefill, pools.prefill_workers, real_tokens,
                     prefill_router_config(prefill, routing.config), routing.seed)
@@ -288,7 +290,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
     world = _below(pools, prefilling, decoding, len(workload), compat)
     cluster = DisaggCluster([*decoding, *prefilling], collector, workload.arrival, workload.prompt, limit,
                             None if real_tokens else workload.make_paths(decode.block_size),
-                            workload.tokens if real_tokens else None, None, cap, False, fast)
+                            workload.tokens if real_tokens else None, None, cap, False, fast.bits)
     if world is not None:
         cluster.set_offload(world)
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth

@@ -1,0 +1,57 @@
+"""The shortcuts that a replay takes, each with its switch; none of them changes a bit of the result.
+
+`tests/test_fast_paths.py` compares random replays with random switches off.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CLOCK_BIT, AHEAD_BIT = 1, 2        # as in `_workers.pxd`
+
+
+@dataclass(frozen=True)
+class FastPaths:
+    """Which shortcuts to take.
+
+    Attributes
+    ----------
+    clock : bool
+        Passes in which everybody decodes inside its last block only move the clock.
+    ahead : bool
+        In the event loop a worker goes on alone until the next arrival, if until then nothing that it does concerns
+        another one.
+    lanes : bool
+        Open loop, round robin, single requests: one worker after the other instead of the event loop.
+    extents : bool
+        Blocks are kept by segment of the trace, in runs, instead of one by one by the hash of their tokens. (Off only
+        where the workload has tokens and one pool.)
+    books : bool
+        Under vLLM's rules generated blocks are registered when somebody could find them, and a request that decodes
+        is counted instead of planned, until it needs a block.
+    """
+
+    clock: bool = True
+    ahead: bool = True
+    lanes: bool = True
+    extents: bool = True
+    books: bool = True
+
+    @property
+    def bits(self) -> int:
+        """For the compiled workers."""
+        return CLOCK_BIT * self.clock | AHEAD_BIT * self.ahead
+
+
+def fast_paths(choice: bool | FastPaths) -> FastPaths:
+    """All of them for True; for False none that skips passes or changes their order.
+
+    Raises
+    ------
+    TypeError
+        Neither a bool nor `FastPaths`.
+    """
+    if isinstance(choice, FastPaths):
+        return choice
+    if not isinstance(choice, bool):
+        raise TypeError(f"fast_forward must be a bool or FastPaths, got {type(choice).__name__}")
+    return FastPaths(clock=choice, ahead=choice)

@@ -1,0 +1,117 @@
+"""Every shortcut of a replay changes nothing: random replays with random ones off, against the run without any."""
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from fuzz_replays import random_replay
+from record_replays import engines
+
+from mocker import simulate
+from mocker.replay.fast import FastPaths, fast_paths
+
+COUNT = int(os.environ.get("MOCKER_FUZZ", "150"))
+RULES = ["vllm-0.33", "vllm-0.33-async"]
+
+
+def random_case(seed: int) -> tuple[list[dict], dict]:
+    """A trace and arguments of `simulate`: any engine, router, topology; half of them by vLLM's rules."""
+    rng = random.Random(f"paths/{seed}")
+    rows, config = random_replay(rng)
+    args = config.get("engine_args")
+    if args is not None and rng.random() < 0.6:
+        for name in ("aic_nextn", "sglang"):
+            args.pop(name, None)
+        args["engine_type"] = "vllm"
+        args["max_num_seqs"] = min(args["max_num_seqs"], args["max_num_batched_tokens"])
+        args |= {"scheduler_rules": rng.choice(RULES), "watermark": rng.choice([0.0, 0.0, 0.1]),
+                 "reserve_full_isl": rng.random() < 0.8, "long_prefill_token_threshold": rng.choice([0, 0, 9])}
+    gap = rng.choice([0.0, 4.5, 23.5, 40.0])
+    if rng.random() < 0.6:             # arrivals within passes, or all at once; loads that decide who gets the next
+        rows = [dict(rng.choice(rows)) for _ in range(60)]
+        for i, row in enumerate(rows):
+            row.pop("session_id", None)
+            row.pop("delay", None)
+            row["timestamp"] = gap * i
+        if args is not None:
+            config["router_mode"] = rng.choice(["kv_router", "least_requests", "power_of_two", "round_robin"])
+            config["num_workers"] = rng.randrange(2, 5)
+            config.pop("router_config", None)
+            config.pop("replay_concurrency", None)
+            args["max_num_batched_tokens"] = args["max_num_batched_tokens"] + 30
+    return rows, engines(config)
+
+
+def check(seed: int, tmp_path) -> None:
+    rows, options = random_case(seed)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rng = random.Random(seed)
+    one_pool = "prefill_engine_args" not in options
+    none = FastPaths(clock=False, ahead=False, lanes=False, extents=not one_pool, books=False)
+    some = FastPaths(*(rng.random() < 0.5 for _ in range(3)), extents=rng.random() < 0.5 or not one_pool,
+                     books=rng.random() < 0.5)
+    want = simulate(path, fast_forward=none, **options)
+    for choice in (FastPaths(), some):
+        got = simulate(path, fast_forward=choice, **options)
+        assert got.report.get("stalled") == want.report.get("stalled"), f"seed {seed} with {choice}"
+        for name, column in want.per_request.items():
+            assert np.array_equal(got.per_request[name], column, equal_nan=column.dtype.kind == "f"), (
+                f"seed {seed}: {name} with {choice}")
+        assert steady(got.report) == pytest.approx(steady(want.report), rel=1e-12, abs=1e-9, nan_ok=True), (
+            f"seed {seed} with {choice}")      # sums over the gaps run in the order in which these came
+
+
+def steady(report: dict) -> dict:
+    """The numbers of a report that do not depend on this machine."""
+    return {name: value for name, value in report.items()
+            if isinstance(value, (int, float)) and "wall" not in name and "per_s" not in name}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_no_shortcut_changes_a_bit(part, tmp_path):
+    for seed in range(part, COUNT, 3):
+        check(seed, tmp_path)
+
+
+def test_threads_change_no_byte(tmp_path):
+    """Every worker on a thread, and the report to the last digit."""
+    lanes = 0
+    for seed in range(COUNT):
+        rows, options = random_case(seed)
+        if "prefill_engine_args" not in options:
+            for name in ("router_mode", "router_config", "replay_concurrency"):
+                options.pop(name, None)
+            options["num_workers"] = 2 + seed % 4
+            lanes += not any("session_id" in row for row in rows)
+            path = tmp_path / "trace.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            one, many = (simulate(path, threads=threads, **options) for threads in (1, 3))
+            assert repr(steady(one.report)) == repr(steady(many.report)), f"seed {seed}"
+            assert one.report.get("stalled") == many.report.get("stalled"), f"seed {seed}"
+            for name, column in one.per_request.items():
+                assert repr(column.tolist()) == repr(many.per_request[name].tolist()), f"seed {seed}: {name}"
+    assert lanes > COUNT / 2
+
+
+def test_an_error_on_a_thread_ends_the_run(tmp_path):
+    def stop(done, total, at):
+        raise KeyError("seen")
+
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f'{{"timestamp":{i},"input_length":4,"output_length":2,"hash_ids":[{i}]}}\n'
+                            for i in range(9)))
+    with pytest.raises(KeyError, match="seen"):
+        simulate(path, num_workers=3, threads=2, progress=stop)
+    with pytest.raises(ValueError, match="threads must be at least 1"):
+        simulate(path, threads=0)
+
+
+def test_choices():
+    assert fast_paths(True) == FastPaths()
+    assert fast_paths(False) == FastPaths(clock=False, ahead=False)
+    with pytest.raises(TypeError, match="FastPaths"):
+        fast_paths(1)
