@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .args import (
-    _BOOL,
-    _FRACTION,
-    _NOT_NEGATIVE,
-    _PATH,
+from .args import MockEngineArgs
+from .fields import (
+    BOOL,
+    FILE_PATH,
+    FRACTION,
+    NOT_NEGATIVE,
     U32_MAX,
+    BadValue,
+    Choice,
     Field,
-    MockEngineArgs,
+    Int,
     Record,
     SettableField,
-    _BadValue,
-    _Choice,
-    _Int,
-    _read_json,
-    _show,
+    read_json,
+    show,
 )
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 
 U64_MAX = 2**64 - 1
 DEFAULT_BUSY_FRACTION = 16.0
-_POSITIVE_U32 = _Int(1, U32_MAX)
+_POSITIVE_U32 = Int(1, U32_MAX)
 _QUEUE_POLICIES = ("fcfs", "lcfs", "wspt")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 _LIVE = "Live routers only; no effect in a replay."
@@ -242,7 +242,7 @@ class _Reader:
 
     def mapping(self, value: Any, keys: Sequence[str] | None) -> dict[str, Any]:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise self.bad(f"must be a mapping, got {_show(value)}")
+            raise self.bad(f"must be a mapping, got {show(value)}")
         if keys is not None:
             for key in value:
                 if key not in keys:
@@ -251,7 +251,7 @@ class _Reader:
 
     def rows(self, value: Any, name: str) -> list[Any]:
         if not isinstance(value, list):
-            raise self.bad(f"{name} must be a list, got {_show(value)}")
+            raise self.bad(f"{name} must be a list, got {show(value)}")
         if not value:
             raise self.bad(f"{name} must not be empty")
         return value
@@ -259,13 +259,13 @@ class _Reader:
     def identifier(self, given: Mapping[str, Any], name: str, kind: str) -> str:
         value = given.get(name)
         if not isinstance(value, str) or not _NAME.fullmatch(value):
-            raise self.bad(f"{kind} name {_show(value)} must match [A-Za-z0-9_.-]+")
+            raise self.bad(f"{kind} name {show(value)} must match [A-Za-z0-9_.-]+")
         return value
 
     def count(self, given: Mapping[str, Any], name: str) -> int | None:
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= U64_MAX):
-            raise self.bad(f"{name} must be an integer in 0..=2**64-1, got {_show(value)}")
+            raise self.bad(f"{name} must be an integer in 0..=2**64-1, got {show(value)}")
         return value
 
 
@@ -317,14 +317,14 @@ def _resolve_class(fields: dict[str, Any], reader: _Reader) -> PolicyClass:
     inner = _Reader(f"{reader.where} policy class '{name}'")
     quantum, policy = inner.count(fields, "quantum"), fields.get("queue_policy", "fcfs")
     if not quantum:
-        raise inner.bad(f"quantum must be an integer of at least 1, got {_show(quantum)}")
+        raise inner.bad(f"quantum must be an integer of at least 1, got {show(quantum)}")
     if policy not in ("fcfs", "wspt"):
-        raise inner.bad(f"queue_policy must be fcfs or wspt, got {_show(policy)}")
+        raise inner.bad(f"queue_policy must be fcfs or wspt, got {show(policy)}")
     tokens, fraction = inner.count(fields, "prefill_busy_threshold"), fields.get("prefill_busy_threshold_frac")
     if fraction is not None:
         number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
         if not number or not math.isfinite(fraction) or fraction < 0:
-            raise inner.bad(f"prefill_busy_threshold_frac must be a finite number of at least 0, got {_show(fraction)}")
+            raise inner.bad(f"prefill_busy_threshold_frac must be a finite number of at least 0, got {show(fraction)}")
         fraction = float(fraction)
     if tokens is None and fraction is None:
         fraction = DEFAULT_BUSY_FRACTION
@@ -451,47 +451,47 @@ class KvRouterConfig(Record):
 
     __slots__ = ("_policy",)
 
-    overlap_score_weight = _OldWeight(_NOT_NEGATIVE, "Old name of prefill_load_scale.", nullable=True)
-    host_cache_hit_weight = Field[float](_FRACTION, "Credit for blocks in host memory. " + _LIVE)
-    disk_cache_hit_weight = Field[float](_FRACTION, "Credit for blocks on disk. " + _LIVE)
-    router_temperature = Field[float](_NOT_NEGATIVE, "Temperature of the choice; 0 takes the cheapest.")
-    use_kv_events = Field[bool](_BOOL, "Index fed by KV events. " + _LIVE)
-    durable_kv_events = Field[bool](_BOOL, "Events through a durable stream. " + _LIVE)
-    router_replica_sync = Field[bool](_BOOL, "Routers tell each other of their load. " + _LIVE)
-    router_track_active_blocks = Field[bool](_BOOL, "Count blocks of running requests.")
-    router_track_output_blocks = Field[bool](_BOOL, "Count blocks of generated tokens. " + _LIVE)
-    router_assume_kv_reuse = Field[bool](_BOOL, "Equal blocks of running requests count once.")
-    router_track_prefill_tokens = Field[bool](_BOOL, "Count prompt tokens still to be computed.")
+    overlap_score_weight = _OldWeight(NOT_NEGATIVE, "Old name of prefill_load_scale.", nullable=True)
+    host_cache_hit_weight = Field[float](FRACTION, "Credit for blocks in host memory. " + _LIVE)
+    disk_cache_hit_weight = Field[float](FRACTION, "Credit for blocks on disk. " + _LIVE)
+    router_temperature = Field[float](NOT_NEGATIVE, "Temperature of the choice; 0 takes the cheapest.")
+    use_kv_events = Field[bool](BOOL, "Index fed by KV events. " + _LIVE)
+    durable_kv_events = Field[bool](BOOL, "Events through a durable stream. " + _LIVE)
+    router_replica_sync = Field[bool](BOOL, "Routers tell each other of their load. " + _LIVE)
+    router_track_active_blocks = Field[bool](BOOL, "Count blocks of running requests.")
+    router_track_output_blocks = Field[bool](BOOL, "Count blocks of generated tokens. " + _LIVE)
+    router_assume_kv_reuse = Field[bool](BOOL, "Equal blocks of running requests count once.")
+    router_track_prefill_tokens = Field[bool](BOOL, "Count prompt tokens still to be computed.")
     router_prefill_load_model = Field[str](
-        _Choice("none", "aic", wrong="unknown prefill load model: '{value}', expected 'none' or 'aic'"),
+        Choice("none", "aic", wrong="unknown prefill load model: '{value}', expected 'none' or 'aic'"),
         "Whether running prefills melt with time.",
     )
     router_snapshot_threshold = Field[int | None](_POSITIVE_U32, "Messages a snapshot. " + _LIVE, nullable=True)
-    router_reset_states = Field[bool](_BOOL, "Forget state at the start. " + _LIVE)
-    router_ttl_secs = Field[float](_NOT_NEGATIVE, "Life of blocks in an index without events. " + _LIVE)
+    router_reset_states = Field[bool](BOOL, "Forget state at the start. " + _LIVE)
+    router_ttl_secs = Field[float](NOT_NEGATIVE, "Life of blocks in an index without events. " + _LIVE)
     router_queue_threshold = Field[float | None](
-        _NOT_NEGATIVE, "Token budgets of prefill work at which a worker is busy.", nullable=True
+        NOT_NEGATIVE, "Token budgets of prefill work at which a worker is busy.", nullable=True
     )
     router_event_threads = Field[int](_POSITIVE_U32, "Threads of the index. " + _LIVE)
     router_queue_policy = Field[str](
-        _Choice(*_QUEUE_POLICIES, wrong="unknown queue policy: '{value}', expected 'fcfs', 'lcfs', or 'wspt'"),
+        Choice(*_QUEUE_POLICIES, wrong="unknown queue policy: '{value}', expected 'fcfs', 'lcfs', or 'wspt'"),
         "Order of waiting requests.",
     )
-    use_remote_indexer = Field[bool](_BOOL, "Ask another router's index. " + _LIVE)
-    serve_indexer = Field[bool](_BOOL, "Answer for other routers. " + _LIVE)
-    shared_cache_multiplier = Field[float](_FRACTION, "Credit for blocks of a shared cache. " + _LIVE)
+    use_remote_indexer = Field[bool](BOOL, "Ask another router's index. " + _LIVE)
+    serve_indexer = Field[bool](BOOL, "Answer for other routers. " + _LIVE)
+    shared_cache_multiplier = Field[float](FRACTION, "Credit for blocks of a shared cache. " + _LIVE)
     shared_cache_type = Field[str](
-        _Choice("none", "hicache", wrong="unknown shared_cache_type: '{value}', expected 'none' or 'hicache'"),
+        Choice("none", "hicache", wrong="unknown shared_cache_type: '{value}', expected 'none' or 'hicache'"),
         "Kind of shared cache. " + _LIVE,
     )
     router_predicted_ttl_secs = Field[float | None](
-        _NOT_NEGATIVE, "Life of blocks that a routing decision predicts. " + _LIVE, nullable=True
+        NOT_NEGATIVE, "Life of blocks that a routing decision predicts. " + _LIVE, nullable=True
     )
-    overlap_score_credit = SettableField[float](_FRACTION, "What a cached block takes off the prefill part.")
-    overlap_score_credit_decay = SettableField[float](_NOT_NEGATIVE, "Fall of that credit with prefill load.")
-    prefill_load_scale = SettableField[float](_NOT_NEGATIVE, "Factor of the prefill part.")
-    router_policy_config = Field[str | None](_PATH, "Policy file.", nullable=True)
-    skip_initial_worker_wait = Field[bool](_BOOL, "Start without workers. " + _LIVE)
+    overlap_score_credit = SettableField[float](FRACTION, "What a cached block takes off the prefill part.")
+    overlap_score_credit_decay = SettableField[float](NOT_NEGATIVE, "Fall of that credit with prefill load.")
+    prefill_load_scale = SettableField[float](NOT_NEGATIVE, "Factor of the prefill part.")
+    router_policy_config = Field[str | None](FILE_PATH, "Policy file.", nullable=True)
+    skip_initial_worker_wait = Field[bool](BOOL, "Start without workers. " + _LIVE)
 
     _policy: RouterPolicyConfig | None
 
@@ -540,9 +540,9 @@ class KvRouterConfig(Record):
         weight = values["overlap_score_weight"]
         if weight is not None:                 # the old name wins over the new one
             try:
-                weight = _NOT_NEGATIVE(weight)
-            except _BadValue as bad:
-                raise _BadValue(("overlap_score_weight", bad.problems[0][1])) from None
+                weight = NOT_NEGATIVE(weight)
+            except BadValue as bad:
+                raise BadValue(("overlap_score_weight", bad.problems[0][1])) from None
             values["prefill_load_scale"] = weight
             if weight == 0.0:
                 values["overlap_score_credit"] = 0.0
@@ -576,7 +576,7 @@ class KvRouterConfig(Record):
             try:
                 self._policy = RouterPolicyConfig.from_path(self.router_policy_config)
             except ValueError as error:
-                raise self._error(_BadValue(("router_policy_config", str(error)))) from None
+                raise self._error(BadValue(("router_policy_config", str(error)))) from None
 
     @classmethod
     def _build(cls, values: dict[str, Any], checked: bool = False) -> KvRouterConfig:
@@ -635,13 +635,13 @@ class KvRouterConfig(Record):
             If `config_json` is not a string.
         """
         try:
-            given = _read_json(config_json)
+            given = read_json(config_json)
             if not isinstance(given, dict):
-                raise ValueError(f"invalid type: expected a JSON object of router settings, got {_show(given)}")
+                raise ValueError(f"invalid type: expected a JSON object of router settings, got {show(given)}")
             made = KvRouterConfig._build(KvRouterConfig._gather(given, ignore_unknown=False))
             made._load()
             return made
-        except _BadValue as bad:
+        except BadValue as bad:
             error = KvRouterConfig._error(bad)
         except ValueError as other:
             error = other

@@ -16,9 +16,10 @@ import numpy as np
 
 from ._engine import TERMINAL_NAMES
 from ._rules_engine import PassRecord, RulesEngine
-from .args import DEFAULT_SCHEDULER_RULES, FIELDS, scheduler_conflicts
+from .args import DEFAULT_SCHEDULER_RULES, FIELDS
 from .commands import SchedulerCommandEffects
 from .engine import UNLIMITED, AdmissionEvent, EnginePassResult, MockerMetrics, OutputSignal, VllmCore, engine_settings
+from .engine_options import scheduler_conflicts
 from .timing import with_blocks
 
 if TYPE_CHECKING:
