@@ -123,6 +123,7 @@ def test_trace_defaults(stand):
         "compat": None,
         "progress": None,
         "recording": None,
+        "threads": 1,
     }
 
 

@@ -23,13 +23,13 @@ __all__ = ["SCHEDULER_RULES", "UNSUPPORTED", "main", "replay_main"]
 
 _COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], int], str]] = {
     "replay": (replay_main, "simulate serving a trace or a synthetic workload, and report"),
-    "optimize": (optimize_main, "search configurations: cheapest within bounds, highest rate, cost against latency"),
     "compare": (compare_main, "say what differs between reports, by how much, and whether that is better"),
+    "trace": (trace_main, "look at traces, check them, change them, make new ones"),
+    "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
+    "optimize": (optimize_main, "search configurations: cheapest within bounds, highest rate, cost against latency"),
     "calibrate": (calibrate_main, "fit a timing model to logs of an engine"),
     "systems": (systems_main, "list GPU systems: peaks, engines with measured kernels"),
     "models": (models_main, "list models known by name"),
-    "sweep": (sweep_main, "simulate a workload on many configurations, and tabulate"),
-    "trace": (trace_main, "look at traces, check them, change them, make new ones"),
 }
 
 _EXAMPLES = """\

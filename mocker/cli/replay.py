@@ -124,6 +124,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             on_short_hash_ids=args.on_short_hash_ids,
             compat=args.compat,
             progress=progress,
+            threads=args.threads,
             recording=_recording(args),
         )
 

@@ -99,6 +99,7 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     text(group, "--decode-engine-args", "JSON", "engine arguments of decode workers")
     count(group, "--num-prefill-workers", 1, "number of prefill workers", 1)
     count(group, "--num-decode-workers", 1, "number of decode workers", 1)
+    count(group, "--threads", 1, "threads for workers that are chosen in turn; results are the same", 1)
     choice(group, "--replay-mode", ("offline", "online"), "in simulated or in real time", "offline")
     choice(group, "--compat", ("reference",), "bring back the reference's numbers where this simulator mends them")
 
