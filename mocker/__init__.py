@@ -26,7 +26,16 @@ from .engine import (
     create_engine_core,
 )
 from .formats import TraceError
-from .replay import PlannerReplayBridge, SyntheticSpec, run_synthetic_trace_replay, run_trace_replay, simulate
+from .replay import (
+    PlannerReplayBridge,
+    RunningSimulation,
+    Snapshot,
+    SyntheticSpec,
+    open_simulation,
+    run_synthetic_trace_replay,
+    run_trace_replay,
+    simulate,
+)
 from .router_config import KvRouterConfig
 from .sequence import ActiveSequence, MoveBlock, PositionalLineageHash, PrefillCost, UniqueBlock
 from .sglang import SglangCore
@@ -46,9 +55,10 @@ __all__ = [
     "KvManager", "KvRouterConfig", "MockEngineArgs", "MockerMetrics", "MoveBlock", "OutputSignal",
     "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState",
     "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore",
-    "Simulation", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec", "SyntheticTraceSpec", "Trace",
-    "TraceCollector", "TraceError", "TrtllmArgs", "UniqueBlock", "VllmCore", "__version__",
-    "compute_block_hash_for_seq", "create_engine_core", "highest_rate", "optimize", "pareto_front",
+    "RunningSimulation", "Simulation", "Snapshot", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec",
+    "SyntheticTraceSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs", "UniqueBlock", "VllmCore",
+    "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate", "open_simulation", "optimize",
+    "pareto_front",
     "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate", "sweep",
 ]
 

@@ -61,6 +61,10 @@ cdef class Cluster(Workers):
     cdef double startup_ms[2]            # by role
     cdef int64_t idle_ticks              # in a row, while nothing else was going to happen
     cdef readonly int64_t ticks
+    # runs that stop on the way; workers never get further ahead of the clock than to the horizon
+    cdef double horizon                  # ms, nothing later happens; infinity for none
+    cdef int64_t enough                  # requests gone at which it stops
+    cdef Gaps* apart_gaps                # [workers] each worker's own gap log; NULL: the collector's
 
     cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil
     cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil
@@ -89,6 +93,7 @@ cdef class Cluster(Workers):
     cdef double next_ready(self) noexcept nogil
     cdef bint ended_rows(self, View* c, double now) noexcept nogil
     cdef bint coupled(self, int64_t passes) noexcept nogil
+    cdef double upcoming(self) noexcept nogil
     cdef int64_t queued(self) noexcept nogil
     cdef bint rescue(self) noexcept nogil
     cdef bint completions(self) noexcept nogil

@@ -11,6 +11,7 @@ Costs: a lane O(passes in which something happens); the loop O(passes) heap oper
 number of passes, so that a caller can show progress and be interrupted.
 """
 from libc.math cimport INFINITY, isnan
+from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 
 import numpy as np
@@ -47,7 +48,8 @@ cdef class Cluster(Workers):
 
     def __cinit__(self, *_arguments):
         cdef int64_t i
-        self.tick_at = self.first_tick = INFINITY
+        self.tick_at = self.first_tick = self.horizon = INFINITY
+        self.enough = INT64_MAX
         self.lanes = <Lane*>calloc(self.workers, sizeof(Lane))
         if self.lanes == NULL:
             raise MemoryError
@@ -61,6 +63,11 @@ cdef class Cluster(Workers):
             for i in range(self.n_lanes):
                 free(self.lanes[i].gaps.values)
                 free(self.lanes[i].gaps.weights)
+        if self.apart_gaps != NULL:
+            for i in range(self.n_lanes):
+                free(self.apart_gaps[i].values)
+                free(self.apart_gaps[i].weights)
+        free(self.apart_gaps)
         free(self.lanes)
         free(self.events.items)
         free(self.ready.items)
@@ -442,25 +449,18 @@ cdef class Cluster(Workers):
         return self.finished
 
     cdef bint coupled(self, int64_t passes) noexcept nogil:
-        cdef double at, other
+        cdef double at
         cdef int64_t worker, done = 0
         if not self.started:
             self.started = True
             if not self.settle(&done):
                 return False
             self.tick_at = self.first_tick
-        while done < passes and not self.failed:
+        while done < passes and not self.failed and self.ended < self.enough:
             if self.stalled or (self.rows_left == 0 and self.events.used == self.starts):
                 self.finished = True
                 return True
-            at = self.next_ready()
-            if self.cancels.used > 0:
-                at = min(at, self.next_cancel())
-            other = self.events.items[0].at if self.events.used > 0 else INFINITY
-            if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
-                at = other                     # the single-worker closed loop looks for arrivals between passes only
-            if self.offload is not None:
-                at = min(at, self.next_below())
+            at = self.upcoming()
             if at == INFINITY:
                 if self.rescue():
                     if not self.settle(&done):
@@ -474,12 +474,14 @@ cdef class Cluster(Workers):
                 return True
             if self.tick_at < at:
                 at = self.tick_at
+            if at > self.horizon:
+                return True
             if at > self.cap:
                 for worker in range(self.workers):
                     if self.busy[worker] and self.views[worker].last_start > self.now:
                         self.now = self.views[worker].last_start
                 if self.single:
-                    self.now = other if other < INFINITY else at
+                    self.now = self.events.items[0].at if self.events.used > 0 else at
                     if not self.completions() or (self.limit_active == 0 and not self.arrivals(self.now)):
                         return False
                 self.finished = True
@@ -493,6 +495,14 @@ cdef class Cluster(Workers):
             if not self.settle(&done):
                 return False
         return True
+
+    cdef double upcoming(self) noexcept nogil:
+        """When something happens next, ticks aside; infinity for never."""
+        cdef double at = self.next_ready() if self.cancels.used == 0 else min(self.next_ready(), self.next_cancel())
+        cdef double other = self.events.items[0].at if self.events.used > 0 else INFINITY
+        if other < at or (self.single and self.limit_active > 0 and other < INFINITY):
+            at = other                         # the single-worker closed loop looks for arrivals between passes only
+        return at if self.offload is None else min(at, self.next_below())
 
     cdef int64_t queued(self) noexcept nogil:
         """Requests that a router keeps back."""
@@ -582,7 +592,7 @@ cdef class Cluster(Workers):
                             return True
                     elif c.steady and self.fast & FAST_CLOCK:
                         until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
-                        until = min(until, self.next_cancel())
+                        until = min(min(until, self.next_cancel()), self.horizon)
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1
                 if not heap_push(&self.events, c.last_start if c.early else c.end_ms, order_of(c.last_start),
@@ -752,7 +762,7 @@ cdef class Cluster(Workers):
         """
         cdef View* c = &self.views[worker]
         cdef bint late = self.kind == KIND_RULES and (self.rules[worker].rules & RULE_LATE) != 0
-        cdef double start, end, until = min(self.next_ready(), self.next_cancel())
+        cdef double start, end, until = min(min(self.next_ready(), self.next_cancel()), self.horizon)
         while c.ended_used == 0 and self.brought(c) and not self.below(worker):
             if c.steady and self.fast & FAST_CLOCK:
                 end = self.forward(worker, c.end_ms, until)

@@ -43,17 +43,6 @@ cdef enum:
     PATIENCE = 1000                # worker waits for somebody else; or so many if a hand-off is to free some memory
     WAITS = -1                     # in `tries`: it waits
 
-cdef enum Step:                    # what a hand-off does next
-    SUBMIT_PREFILL = 0
-    RESERVE_DESTINATION = 1
-    START_TRANSFER = 2
-    ACTIVATE_DESTINATION = 3
-    RELEASE_SOURCE = 4
-    CANCEL_SOURCE = 5
-    CANCEL_DESTINATION = 6
-    COMPLETE = 7
-    STEPS = 8
-
 cdef enum Mark:                    # what has happened to a request
     SUBMIT_ISSUED = 1
     SOURCE_HELD = 2
@@ -67,13 +56,6 @@ cdef enum Mark:                    # what has happened to a request
     DECODE_ROUTED = 512
     SOURCE_ALIVE = 1024            # its slot on the prefill worker is its own
     OVER = 2048                    # the hand-off is
-
-
-cdef struct Steps:                 # a queue of row * STEPS + step
-    int64_t* items
-    int64_t head
-    int64_t used                   # items are [head, used)
-    int64_t cap
 
 
 cdef bint steps_push(Steps* q, int64_t item) noexcept nogil:
@@ -106,32 +88,6 @@ cdef class DisaggCluster(Cluster):
 
     `split` comes before anything else, `set_links` and `run_coupled` after it.
     """
-
-    cdef readonly Collector prefill_collector   # what the prefill workers did
-    cdef readonly object details         # dict of arrays by row, see `split`
-    cdef RouterCore prefill_router
-    cdef RouterCore decode_router
-    cdef double kv_bytes                 # of a token; NaN: transfers take no time
-    cdef double bandwidth                # GB/s; NaN: the same
-    cdef bint full_prompt                # all of the prompt is sent, not only what the decode worker misses
-    cdef bint source_first
-    cdef int32_t[::1] marks              # [n] set of Mark
-    cdef int32_t[::1] source_slot        # [n] slot on the prefill worker
-    cdef int32_t[::1] slot               # [n] slot on the decode worker
-    cdef int32_t[::1] source             # [n] number of the prefill worker, NIL until assigned
-    cdef int64_t[::1] missing            # [n] tokens that the decode worker misses
-    cdef double[::1] held_ms
-    cdef double[::1] reserved_ms
-    cdef double[::1] activated_ms
-    cdef double[::1] released_ms
-    cdef int64_t[::1] prefill_overlap
-    cdef int64_t[::1] decode_overlap
-    cdef int64_t* tries                  # [workers] passes in a row that brought nobody further
-    cdef Steps pending
-    cdef Steps* deferred                 # [workers] steps that wait for the worker's pass to end
-    cdef int64_t places                  # of these two
-    cdef Steps waits[2]                  # steps that wait for a worker of a role
-    cdef int64_t open                    # hand-offs begun and not complete
 
     def split(self, *, int64_t decode_workers, Collector prefill_collector, RouterCore prefill_router,
               RouterCore decode_router, double kv_bytes, double bandwidth, bint full_prompt):

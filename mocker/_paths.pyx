@@ -8,11 +8,12 @@ it follows known stretches, one look-up where a stretch ends, and a node of 32 b
 it splits) where it leaves them; its new ids are not even looked at. The engine moves these segments, not single blocks.
 """
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 import numpy as np
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
-from mocker._kv cimport Path, path_reserve
+from mocker._kv cimport Path, path_free, path_reserve
 
 cdef extern from *:
     """
@@ -383,11 +384,15 @@ cdef class PathTable:
 
     def __cinit__(self, segment, parent, blocks):
         self.segment, self.parent, self.blocks = segment, parent, blocks
+        self.n = self.segment.shape[0]
         self.arrays = {"segment": segment, "parent": parent, "blocks": blocks}
 
     cdef int fill(self, Path* path, int64_t row, int32_t full) noexcept nogil:
         """Write the path of a request with `full` full blocks."""
-        cdef int32_t s = self.segment[row], n = 0, i, end = 0
+        cdef int32_t s, n = 0, i, end = 0
+        if row >= self.n:
+            return self.fill_later(path, row - self.n, full)
+        s = self.segment[row]
         while s != NIL:
             n += self.blocks[s] > 0
             s = self.parent[s]
@@ -407,3 +412,63 @@ cdef class PathTable:
                 end = full
             path.ends[i] = end
         return ERR_OK
+
+    # -- rows that came later ------------------------------------------------------------------------------------------
+
+    cdef int fill_later(self, Path* path, int64_t row, int32_t full) noexcept nogil:
+        cdef int64_t i, first = self.starts[row]
+        if path_reserve(path, self.starts[row + 1] - first + 1, False, 0) != ERR_OK:
+            return ERR_MEMORY
+        path.n = <int32_t>(self.starts[row + 1] - first)
+        for i in range(path.n):
+            path.keys[i], path.ends[i] = self.keys[first + i], min(self.ends[first + i], full)
+        return ERR_OK
+
+    def copy(self, int64_t rows):
+        """A table with the first `rows` rows that grows on its own."""
+        later = max(rows - self.n, 0)
+        used = 0 if later == 0 else self.starts[later]
+        return _later(self.arrays, *((np.zeros(1, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int32))
+                                     if later == 0 else (np.array(self.starts[:later + 1]), np.array(self.keys[:used]),
+                                                         np.array(self.ends[:used]))))
+
+    def __reduce__(self):
+        made = self.copy(self.n + self.later)
+        return _later, (self.arrays, np.asarray((<PathTable>made).starts), np.asarray((<PathTable>made).keys),
+                        np.asarray((<PathTable>made).ends))
+
+    def append(self, list keys, list ends):
+        """One more row, by the segment of each of its stretches and the block index one past its end."""
+        cdef int64_t i, used = self.starts[self.later], need = used + len(keys)
+        if self.starts.shape[0] < self.later + 2:
+            self.starts = np.concatenate((self.starts, np.zeros(self.later + 64, np.int64)))
+        if self.keys.shape[0] < need:
+            self.keys = np.concatenate((self.keys, np.zeros(need + 64, np.uint64)))
+            self.ends = np.concatenate((self.ends, np.zeros(need + 64, np.int32)))
+        for i in range(<int64_t>len(keys)):
+            self.keys[used + i], self.ends[used + i] = keys[i], ends[i]
+        self.later += 1
+        self.starts[self.later] = need
+
+    def path(self, int64_t row, int64_t full):
+        """Segments and ends of a row's first `full` blocks, as two lists."""
+        cdef Path path
+        memset(&path, 0, sizeof(Path))
+        try:
+            if self.fill(&path, row, <int32_t>full) != ERR_OK:
+                raise MemoryError
+            return [path.keys[i] for i in range(path.n)], [path.ends[i] for i in range(path.n)]
+        finally:
+            path_free(&path)
+
+    @property
+    def segments(self):
+        """How many segments the rows that were there from the start have."""
+        return self.parent.shape[0]
+
+
+def _later(arrays, starts, keys, ends):
+    """A table with rows that came later."""
+    cdef PathTable made = PathTable(arrays["segment"], arrays["parent"], arrays["blocks"])
+    made.later, made.starts, made.keys, made.ends = len(starts) - 1, starts, keys, ends
+    return made

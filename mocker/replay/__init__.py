@@ -3,7 +3,9 @@ from .._watch import NOTE as PASS_METRICS
 from ..workload import SyntheticSpec
 from .api import run_synthetic_trace_replay, run_trace_replay, simulate
 from .bridge import PlannerReplayBridge
+from .live import RunningSimulation, Snapshot, open_simulation
 from .planner import Planner, ScalingEvent
 
-__all__ = ["PASS_METRICS", "Planner", "PlannerReplayBridge", "ScalingEvent", "SyntheticSpec",
-           "run_synthetic_trace_replay", "run_trace_replay", "simulate"]
+__all__ = ["PASS_METRICS", "Planner", "PlannerReplayBridge", "RunningSimulation", "ScalingEvent", "Snapshot",
+           "SyntheticSpec", "open_simulation", "run_synthetic_trace_replay", "run_trace_replay",
+           "simulate"]

@@ -18,6 +18,7 @@ import numpy as np
 
 from .._cluster import Cluster
 from .._disagg import DisaggCluster
+from .._live import join_gaps, separate_gaps
 from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
@@ -50,7 +51,7 @@ WAITS_FOR = {0: "a worker", 1: "room in the KV pool or a free place to run", 2: 
 
 
 @dataclass
-class _Run:
+class Run:
     """A finished replay before it is reported."""
 
     cluster: Cluster
@@ -96,23 +97,15 @@ def _refuse(**options: Any) -> None:
 def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: float | None, routing: Routing,
          progress: Progress | None, fast: FastPaths, recording: Recording | None, watch: Any,
          planning: Planning | None, compat: str | None, exact_gaps: int | None, stream: RowStream | None,
-         threads: int) -> _Run:
+         threads: int) -> Run:
     began = time.perf_counter()
     n = len(workload)
-    cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
-    split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
-    real = workload.growing is not None or (cached and not fast.extents) or (workload.planned and (cached or split))
-    if real and workload.tokens is None:
-        raise ValueError("this workload has no tokens to replay with")
-    cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
-                                    planning=planning, compat=compat)
-    if recording is not None:
-        span = 0.0 if concurrency is not None or n == 0 else float(np.nanmax(workload.arrival, initial=0.0))
-        cluster.record(recording.recorder(len(cluster.engines), span))
+    cluster, coupled = set_up(workload, pools, cap_ms, routing, fast, recording, planning, concurrency is not None,
+                              compat)
     if exact_gaps is not None:
         cluster.collector.keep_gaps(exact_gaps)
-    run = _Run(cluster, workload, pools, 0.0, planning)
-    drain = None if stream is None else Drain(stream, n, partial(_columns, run), partial(_kept, run))
+    run = Run(cluster, workload, pools, 0.0, planning)
+    drain = None if stream is None else Drain(stream, n, partial(run_columns, run), partial(_kept, run))
     passes = SLICE_PASSES if watch is None else watch.passes
     if drain is not None:
         passes = min(passes, STREAM_PASSES)
@@ -131,9 +124,12 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
         run_lanes(cluster, pools.workers, passes, range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS), 1 if alone else threads,
                   look, None if drain is None else look)
     else:
-        cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
+        set_links(cluster, workload, concurrency)
+        if exact_gaps is None and free_rows(workload, pools, concurrency, planning):
+            separate_gaps(cluster)             # workers may run ahead of each other
         while not cluster.run_coupled(passes):
             look()
+    join_gaps(cluster)
     cluster.flush()
     if drain is not None:
         drain.rest(cluster.arrival_of)
@@ -150,7 +146,7 @@ def _in_order(arrival: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.argsort(arrival, kind="stable")
 
 
-def _kept(run: _Run, rows: Any) -> dict[str, NDArray[Any]]:
+def _kept(run: Run, rows: Any) -> dict[str, NDArray[Any]]:
     """Columns of `mocker.collector.Columns` of some requests."""
     c, w = run.admissions(rows), run.workload
     return {"arrival": run.cluster.arrival_of[rows], "first_admit": c["first_admit_ms"],
@@ -169,7 +165,35 @@ def _settled(cluster: Cluster) -> NDArray[np.bool_]:
     return ended
 
 
-def _report(run: _Run, sla: Sla, compat: str | None, stream: RowStream | None = None) -> Report:
+def set_up(workload: Workload, pools: Pools, cap_ms: float | None, routing: Routing, fast: FastPaths,
+           recording: Recording | None, planning: Planning | None, closed: bool,
+           compat: str | None) -> tuple[Cluster, bool]:
+    """The cluster of a replay that has not begun, as `make_cluster`."""
+    cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
+    split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
+    real = workload.growing is not None or (cached and not fast.extents) or (workload.planned and (cached or split))
+    if real and workload.tokens is None:
+        raise ValueError("this workload has no tokens to replay with")
+    cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
+                                    planning=planning, compat=compat)
+    if recording is not None:
+        span = 0.0 if closed or len(workload) == 0 else float(np.nanmax(workload.arrival, initial=0.0))
+        cluster.record(recording.recorder(len(cluster.engines), span))
+    return cluster, coupled
+
+
+def set_links(cluster: Cluster, workload: Workload, concurrency: int | None) -> None:
+    """Feed a cluster with a workload, each request when those that it waits for have ended."""
+    cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
+
+
+def free_rows(workload: Workload, pools: Pools, concurrency: int | None, planning: Planning | None) -> bool:
+    """Whether workers may run ahead of each other, so that each needs a gap log of its own."""
+    return (concurrency is None and workload.session is None and workload.wait_rows is None and planning is None
+            and pools.prefill_args is None and pools.workers > 1)
+
+
+def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None = None) -> Report:
     cluster, pools, w = run.cluster, run.pools, run.workload
     gaps, rates = cluster.collector.gap_statistics()
     seconds = cluster.last_timestamp() / 1000.0
@@ -214,7 +238,7 @@ def _report(run: _Run, sla: Sla, compat: str | None, stream: RowStream | None = 
     return report
 
 
-def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: int, preemptions: int) -> Report:
+def _stuck(run: Run, row: int, worker: int, status: int, known: int, computed: int, preemptions: int) -> Report:
     """What the report says of a request that no pass can bring on any more."""
     entry: Report = {"row": row, "worker": worker, "known_tokens": known, "computed_tokens": computed,
                      "preemptions": preemptions, "waits_for": WAITS_FOR.get(status, "its hand-off")}
@@ -224,7 +248,7 @@ def _stuck(run: _Run, row: int, worker: int, status: int, known: int, computed: 
     return entry
 
 
-def _columns(run: _Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def run_columns(run: Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Per-request columns of some requests."""
     c, w = run.admissions(rows), run.workload
     arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"], c["last_token_ms"]
@@ -257,7 +281,7 @@ def _columns(run: _Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     return out
 
 
-def _arrived(run: _Run) -> NDArray[np.int64]:
+def arrived_rows(run: Run) -> NDArray[np.int64]:
     """Rows of the requests that arrived."""
     return np.flatnonzero(~np.isnan(run.cluster.arrival_of))
 
@@ -325,17 +349,21 @@ def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode:
                  _integer("num_prefill_workers", prefill_workers, 1))
 
 
-def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
-              extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
-              decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
-              num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
-              routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
-              max_sim_time_ms: float | None, sla: Sla, on_short_hash_ids: str, compat: str | None,
-              progress: Progress | None, sharing: tuple[float, int] = (0.0, 0), fast: bool | FastPaths = True,
-              recording: Recording | None = None, watch: Any = None,
-              planner: Planner | None = None, trace_options: Mapping[str, Any] | None = None,
-              exact_gaps: int | None = None, stream_to: PathLike | None = None,
-              threads: int = 1) -> tuple[_Run, Report]:
+def prepare(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
+            extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
+            decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
+            num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
+            routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
+            max_sim_time_ms: float | None, on_short_hash_ids: str, compat: str | None, planned: bool,
+            sharing: tuple[float, int] = (0.0, 0), trace_options: Mapping[str, Any] | None = None,
+            ) -> tuple[Workload, Pools, int | None, Routing]:
+    """Check the arguments of a replay; the workload, pools, concurrency and routing that they come to.
+
+    Raises
+    ------
+    ValueError, OSError
+        As `run_trace_replay`.
+    """
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
     if replay_mode not in ("offline", "online"):
@@ -347,15 +375,25 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
     concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
     if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
         raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
-    args = pools.args
-    pools.check(concurrency is not None, "" if planner is not None else routing.mode)
+    pools.check(concurrency is not None, "" if planned else routing.mode)
     closed = concurrency is not None
     speedup = float(arrival_speedup_ratio)
     if isinstance(workload, SyntheticSpec):
-        ready = from_synthetic(workload, block_size=args.block_size, closed_loop=closed, speedup=speedup)
-    else:
-        trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
-        ready = from_trace(trace, closed_loop=closed, speedup=speedup)
+        return (from_synthetic(workload, block_size=pools.args.block_size, closed_loop=closed, speedup=speedup), pools,
+                concurrency, routing)
+    trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
+    return from_trace(trace, closed_loop=closed, speedup=speedup), pools, concurrency, routing
+
+
+def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *, routing: Routing,
+              max_sim_time_ms: float | None, sla: Sla, compat: str | None, progress: Progress | None,
+              fast: bool | FastPaths = True, recording: Recording | None = None, watch: Any = None,
+              planner: Planner | None = None, exact_gaps: int | None = None, stream_to: PathLike | None = None,
+              threads: int = 1, **arguments: Any) -> tuple[Run, Report]:
+    """Replay; `arguments` are the other ones of `prepare`."""
+    ready, pools, concurrency, routing = prepare(
+        workload, routing=routing, max_sim_time_ms=max_sim_time_ms, compat=compat, planned=planner is not None,
+        **arguments)
     exact = None if exact_gaps is None else _integer("exact_gaps", exact_gaps, 1)
     threads, shortcuts = _integer("threads", threads, 1), fast_paths(fast)
     stream = None if stream_to is None else RowStream(stream_to, exact, compat == "reference", sla)
@@ -365,7 +403,7 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
     finally:
         if stream is not None:
             stream.close()
-    return run, _report(run, sla, compat, stream)
+    return run, run_report(run, sla, compat, stream)
 
 
 def run_trace_replay(trace_files: PathLike | Iterable[PathLike], *, extra_engine_args: MockEngineArgs | None = None,
@@ -459,7 +497,7 @@ benchmark_granularity
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups))
     if report_jsonl_path is not None:
-        Simulation(report, _columns(run, _arrived(run)), {}).write_report_jsonl(report_jsonl_path)
+        Simulation(report, run_columns(run, arrived_rows(run)), {}).write_report_jsonl(report_jsonl_path)
     return report
 
 
@@ -589,21 +627,27 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         threads=threads)
     if _report_only:
         return Simulation(report, {}, {})
+    return simulation_of(run, report, arguments_of(simulate, given), Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
+                         replay_concurrency, arrival_speedup_ratio, recording, stream_to is not None)
+
+
+def simulation_of(run: Run, report: Report, arguments: dict[str, Any], sla: Sla, concurrency: int | None,
+                  speedup: float, recording: Recording | None, streamed: bool = False) -> Simulation:
+    """The finished replay as users get it."""
     meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
-            "replay_concurrency": replay_concurrency, "arrival_speedup_ratio": arrival_speedup_ratio,
-            "arguments": arguments_of(simulate, given),
-            "sla": {"ttft_ms": sla_ttft_ms, "itl_ms": sla_itl_ms, "e2e_ms": sla_e2e_ms}}
+            "replay_concurrency": concurrency, "arrival_speedup_ratio": speedup, "arguments": arguments,
+            "sla": {"ttft_ms": sla.ttft_ms, "itl_ms": sla.itl_ms, "e2e_ms": sla.e2e_ms}}
     if run.workload.trace is not None and run.workload.trace.skipped:
         meta["skipped_rows"] = [str(error) for error in run.workload.trace.skipped]
-    columns = {} if stream_to is not None else _columns(run, _arrived(run))
+    columns = {} if streamed else run_columns(run, arrived_rows(run))
     scaling = [] if run.planning is None else run.planning.events
     if recording is None:
         return Simulation(report, columns, meta, scaling=scaling)
-    return Simulation(report, columns, meta, _timeline(run, recording, columns),
+    return Simulation(report, columns, meta, timeline_of(run, recording, columns),
                       run.cluster.collector.gap_histogram(), scaling)
 
 
-def _timeline(run: _Run, recording: Recording, columns: dict[str, NDArray[Any]]) -> Timeline:
+def timeline_of(run: Run, recording: Recording, columns: dict[str, NDArray[Any]]) -> Timeline:
     cluster = run.cluster
     assert cluster.recorder is not None
     decode = "aggregated" if run.pools.prefill_args is None else "decode"

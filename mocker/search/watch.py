@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._distribution import PERCENTILES, nearest_rank_of
+from .._live import gaps_above
 from .sla import Bound
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Watch:
                 if self._gap_tokens is None:
                     self._gap_tokens = int(np.maximum(limit - 1, 0).sum())
                 total = self._gap_tokens
-                above, whole = cluster.collector.gaps_above(bound.value)
+                above, whole = gaps_above(cluster, bound.value)
             else:
                 values = _SAMPLES[name](cluster)
                 total = n

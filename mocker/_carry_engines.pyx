@@ -1,0 +1,93 @@
+# cython: language_level=3
+"""State of vLLM and TRT-LLM cores, with and without scheduler rules: every array that `core_free`, `pool_free` and
+`rules_free` free. O(what the core holds)."""
+from mocker._carry cimport Carrier, carry, carry_array
+from mocker._collect cimport Gaps, Rows
+from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._core cimport Admission, Core, Request, Signal, Work
+from mocker._kv cimport Event, Path, Piece, Pool, Run
+from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
+from mocker._timing cimport Model, Timing
+
+
+cdef void path_carry(Carrier* io, Path* path, int32_t tokens_per_block) noexcept nogil:
+    """The arrays of a path whose structure is carried already."""
+    cdef int64_t n = path.n, cap = path.cap
+    carry_array(io, <void**>&path.keys, n, cap, sizeof(uint64_t))
+    carry_array(io, <void**>&path.ends, n, cap, sizeof(int32_t))
+    carry_array(io, <void**>&path.first, n, cap, sizeof(int32_t))
+    carry_array(io, <void**>&path.local, n, cap, sizeof(uint64_t))
+    carry_array(io, <void**>&path.tokens, n, cap, sizeof(uint32_t) * tokens_per_block)
+
+
+cdef void timing_carry(Carrier* io, Timing* t) noexcept nogil:
+    carry_array(io, <void**>&t.decode_by_active, t.blocks + 1, t.blocks + 1, sizeof(double))
+
+
+cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
+    cdef int64_t places = <int64_t>p.table_mask + 1
+    carry_array(io, <void**>&p.runs, p.runs_used, p.runs_cap, sizeof(Run))
+    carry_array(io, <void**>&p.table_keys, places, places, sizeof(uint64_t))
+    carry_array(io, <void**>&p.table_runs, places, places, sizeof(int32_t))
+    carry_array(io, <void**>&p.scratch, 0, p.scratch_cap, sizeof(int32_t))
+    carry_array(io, <void**>&p.events, p.events_used, p.events_cap, sizeof(Event))
+    carry_array(io, <void**>&p.pieces, p.pieces_used, p.pieces_cap, sizeof(Piece))
+    carry_array(io, <void**>&p.event_tokens, p.event_tokens_used, p.event_tokens_cap, sizeof(uint32_t))
+    carry_array(io, <void**>&p.evicted, p.evicted_used, p.evicted_cap, sizeof(Piece))
+
+
+cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
+    """A core; a loaded one keeps its collector and its timing model, and its old arrays have to be freed before."""
+    cdef int64_t i
+    cdef Request* r
+    cdef Rows* rows = c.rows
+    cdef Gaps* gaps = c.gaps
+    cdef Model* model = c.timing.model
+    carry(io, c, sizeof(Core))
+    c.rows, c.gaps, c.timing.model = rows, gaps, model
+    carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))
+    if c.req == NULL:
+        c.req_used = 0
+    for i in range(c.req_used):
+        r = &c.req[i]
+        path_carry(io, &r.path, c.tokens_per_block)
+        carry_array(io, <void**>&r.tail, r.tail_used, c.block_size, sizeof(uint32_t))
+        carry_array(io, <void**>&r.plan, r.plan_used, r.plan_cap, sizeof(uint32_t))
+    carry_array(io, <void**>&c.running, c.n_running, c.running_cap, sizeof(int32_t))
+    carry_array(io, <void**>&c.waiting, c.waiting_cap, c.waiting_cap, sizeof(int32_t))
+    carry_array(io, <void**>&c.ready, c.ready_cap, c.ready_cap, sizeof(int32_t))
+    carry_array(io, <void**>&c.works, c.works_used, c.works_cap, sizeof(Work))
+    carry_array(io, <void**>&c.ended, c.ended_used, c.ended_cap, sizeof(int64_t))
+    carry_array(io, <void**>&c.gone_late, c.gone_late_used, c.gone_late_cap, sizeof(int64_t))
+    carry_array(io, <void**>&c.pending, c.n_pending, c.pending_cap, sizeof(int32_t))
+    carry_array(io, <void**>&c.held, c.held_used, c.held_cap, sizeof(int64_t))
+    carry_array(io, <void**>&c.admissions, c.admissions_used, c.admissions_cap, sizeof(Admission))
+    carry_array(io, <void**>&c.signals, c.signals_used, c.signals_cap, sizeof(Signal))
+    carry_array(io, <void**>&c.late, c.late_used, c.late_cap, sizeof(Signal))
+    pool_carry(io, &c.pool)
+    timing_carry(io, &c.timing)
+
+
+cdef void rules_carry(Carrier* io, VllmRulesCore* x) noexcept nogil:
+    """What the rules keep beside a core that is carried already."""
+    cdef Core* c = x.c
+    cdef Extra* e
+    cdef int64_t i, places
+    carry(io, x, sizeof(VllmRulesCore))
+    x.c = c
+    places = <int64_t>x.table_mask + 1
+    carry_array(io, <void**>&x.copies, x.copies_used, x.copies_cap, sizeof(Copy))
+    carry_array(io, <void**>&x.table_keys, places, places, sizeof(uint64_t))
+    carry_array(io, <void**>&x.table_heads, places, places, sizeof(int32_t))
+    carry_array(io, <void**>&x.table_twice, places, places, sizeof(uint8_t))
+    carry_array(io, <void**>&x.found, x.found_used, x.found_cap, sizeof(Piece2))
+    carry_array(io, <void**>&x.scratch, 0, x.scratch_cap, sizeof(int32_t))
+    carry_array(io, <void**>&x.extra, x.extra_cap, x.extra_cap, sizeof(Extra))
+    if x.extra == NULL:
+        x.extra_cap = 0
+    for i in range(x.extra_cap):
+        e = &x.extra[i]
+        carry_array(io, <void**>&e.holds, e.n, e.cap, sizeof(Hold))
+    carry_array(io, <void**>&x.batch, x.batch_used, x.batch_cap, sizeof(Batched))
+    carry_array(io, <void**>&x.victims, x.victims_used, x.victims_cap, sizeof(int64_t))
+    carry_array(io, <void**>&x.flight, x.flight_used, x.flight_cap, sizeof(Batched))
