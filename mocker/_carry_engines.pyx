@@ -4,7 +4,7 @@
 from mocker._carry cimport Carrier, carry, carry_array
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from mocker._core cimport Admission, Core, Request, Signal, Work
+from mocker._core cimport Admission, Core, Request, Signal, VictimFn, Work
 from mocker._kv cimport Event, Path, Piece, Pool, Run
 from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
 from mocker._timing cimport Model, Timing
@@ -37,14 +37,16 @@ cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
 
 
 cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
-    """A core; a loaded one keeps its collector and its timing model, and its old arrays have to be freed before."""
+    """A core; a loaded one keeps its collector and its functions, and its old arrays have to be freed before."""
     cdef int64_t i
     cdef Request* r
     cdef Rows* rows = c.rows
     cdef Gaps* gaps = c.gaps
     cdef Model* model = c.timing.model
+    cdef VictimFn victim = c.victim
+    cdef void* victim_context = c.victim_context
     carry(io, c, sizeof(Core))
-    c.rows, c.gaps, c.timing.model = rows, gaps, model
+    c.rows, c.gaps, c.timing.model, c.victim, c.victim_context = rows, gaps, model, victim, victim_context
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))
     if c.req == NULL:
         c.req_used = 0

@@ -76,6 +76,10 @@ cdef enum WaitReason:              # why the last pass admitted nobody else
     STOP_OTHER = 3                 # budget or preemption: the next pass may differ
 
 
+cdef struct Core
+ctypedef int64_t (*VictimFn)(void* context, Core* c) noexcept nogil    # place among the running, or NIL
+
+
 cdef struct Core:
     # configuration
     int64_t block_size
@@ -87,6 +91,8 @@ cdef struct Core:
     bint chunked
     bint end_over_budget           # end a head that no pass can hold, where the reference waits for ever
     bint fifo                      # preempt the oldest running request, not the newest
+    VictimFn victim                # says who is preempted; NULL: the newest or the oldest
+    void* victim_context           # what it gets
     int policy                     # Policy
     int worker_type                # WorkerType
     double kv_bytes                # bytes a token, NaN = unset

@@ -1,6 +1,7 @@
 # One engine core as a Python object that owns the memory; the cluster works on its `c` directly.
 from mocker._common cimport int32_t, int64_t, uint32_t
 from mocker._core cimport Core
+from mocker._hooks cimport ScoreHook
 
 
 cdef class EngineCore:
@@ -9,6 +10,7 @@ cdef class EngineCore:
     cdef readonly int64_t worker_id
     cdef readonly object timing    # CompiledModel that is asked for times, or None
     cdef readonly object tiers     # OffloadTiers, or None
+    cdef readonly ScoreHook victim  # that says who is preempted, or None
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
                       const uint32_t[::1] plan) except -1

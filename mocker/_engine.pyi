@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._hooks import ScoreHook
 from ._models import CompiledModel
 from ._offload_engine import OffloadTiers
 
@@ -18,7 +19,7 @@ class EngineCore:
         fifo: bool, trtllm: bool, worker_type: int, speedup: float, decode_speedup: float, kv_bytes: float,
         kv_bandwidth: float, rates: Sequence[float], seed: int, token_seed: int, real_tokens: bool, record: bool,
         capture: bool, event_tokens: bool, worker_id: int,
-        timing: CompiledModel | None = None,
+        timing: CompiledModel | None = None, victim: ScoreHook | None = None,
     ) -> None: ...
     def submit(self, handle: int, tokens: NDArray[np.uint32], limit: int, plan: NDArray[np.uint32] | None,
                place: int) -> int: ...

@@ -9,12 +9,13 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport (
-    END_CAPACITY, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PARKED, ST_PENDING,
+    END_CAPACITY, ERR_HOOK, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PARKED, ST_PENDING,
     ST_PREEMPTED, ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
 from mocker._core cimport Core, Request
 from mocker._handoff cimport (
     handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
+from mocker._hooks cimport ScoreHook, hook_victim
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._models cimport CompiledModel, raise_time
 from mocker._offload cimport Offload, offload_error
@@ -57,13 +58,15 @@ cdef class EngineCore:
         Log KV events; with the tokens of stored blocks.
     timing : CompiledModel, optional
         Asked how long passes take, in place of the polynomial.
+    victim : ScoreHook, optional
+        Asked who is preempted, in place of `fifo`: of (prompt, generated, limit, preemptions, blocks).
     """
 
     def __cinit__(self, *, int64_t block_size, int64_t num_blocks, int64_t max_seqs, int64_t max_tokens, bint caching,
                   bint chunked, bint fifo, bint trtllm, int worker_type, double speedup, double decode_speedup,
                   double kv_bytes, double kv_bandwidth, rates, uint64_t seed, uint64_t token_seed, bint real_tokens,
                   bint record, bint capture, bint event_tokens, int64_t worker_id,
-                  CompiledModel timing=None):
+                  CompiledModel timing=None, ScoreHook victim=None):
         cdef Core* c = &self.c
         cdef int i
         c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
@@ -82,7 +85,9 @@ cdef class EngineCore:
                 or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
                 or timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup) != ERR_OK):
             raise MemoryError
-        self.worker_id, self.timing = worker_id, timing
+        self.worker_id, self.timing, self.victim = worker_id, timing, victim
+        if victim is not None:
+            c.victim, c.victim_context = hook_victim, <void*>victim
         if timing is not None:
             timing_use(&c.timing, &timing.model)
 
@@ -97,6 +102,8 @@ cdef class EngineCore:
             raise MemoryError("the engine ran out of memory")
         if error == ERR_TIME:
             raise_time(self.timing)
+        if error == ERR_HOOK:
+            self.victim.raise_failure()
         return 0
 
     def submit(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,

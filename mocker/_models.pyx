@@ -211,15 +211,15 @@ cdef double hook_decode(void* data, int64_t batch, int64_t tokens, int64_t conte
     return (<Hooks*>data).decode(batch, tokens, context)
 
 
-def capsule_address(capsule):
-    """Address of a Cython function exported as a capsule; raises TypeError unless it takes three and gives a double."""
+def capsule_address(capsule, int numbers=3):
+    """Address of a Cython function exported as a capsule; TypeError unless it takes `numbers` and gives a double."""
     cdef const char* name
     if not PyCapsule_CheckExact(capsule):
         raise TypeError(f"expected a capsule of __pyx_capi__, got {type(capsule).__name__}")
     name = PyCapsule_GetName(capsule)
     signature = "" if name == NULL else name.decode()
-    if not signature.startswith("double (") or signature.count(",") != 2:
-        raise TypeError(f"the function must be double (int64_t, int64_t, int64_t), got {signature!r}")
+    if not signature.startswith("double (") or signature.count(",") != numbers - 1:
+        raise TypeError(f"the function must be double ({', '.join(['int64_t'] * numbers)}), got {signature!r}")
     return <uintptr_t>PyCapsule_GetPointer(capsule, name)
 
 

@@ -332,7 +332,9 @@ cdef int32_t preempt(Core* c) noexcept nogil:
     cdef Request* r
     if c.policy == POLICY_TRTLLM:
         return NIL
-    if c.fifo:
+    if c.victim != NULL:
+        i = c.victim(c.victim_context, c)
+    elif c.fifo:
         i = 0
         while i < c.n_running and not may_preempt(c, c.running[i]):
             i += 1

@@ -243,3 +243,4 @@ cdef class RouterCore:
     cdef object function           # Python function of ROUTE_CALL
     cdef object estimator          # Python estimator
     cdef object failure            # exception of one of them
+    cdef object hook               # ScoreHook of ROUTE_CALL

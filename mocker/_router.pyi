@@ -3,6 +3,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ._hooks import ScoreHook
 from .router_config import KvRouterConfig, PolicyProfile
 
 KINDS: Mapping[str, int]
@@ -56,5 +57,6 @@ class RouterCore:
     def parts(
         self, keys: NDArray[np.uint64], ends: NDArray[np.int32], isl: int, now: float = 0.0
     ) -> dict[int, tuple[int, int, int, int, float]]: ...
+    def use_score(self, hook: ScoreHook) -> None: ...
     def overlaps(self, keys: NDArray[np.uint64], ends: NDArray[np.int32]) -> NDArray[np.int32]: ...
     def loads(self, now: float = 0.0) -> list[tuple[bool, int, int, int, int, int]]: ...

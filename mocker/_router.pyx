@@ -19,6 +19,7 @@ from math import frexp
 import numpy as np
 
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint32_t, uint64_t
+from mocker._hooks cimport ScoreHook, hook_choose
 from mocker._kv cimport Path, Pool
 from mocker._router_choice cimport (
     fill_costs, load_changed, reorder, router_add_worker, router_remove_worker, select)
@@ -375,9 +376,17 @@ cdef class RouterCore:
     def __dealloc__(self):
         router_free(&self.r)
 
+    def use_score(self, ScoreHook hook):
+        """Let a router of the kind "function" choose the lowest score of (worker, prompt, cached blocks, requests,
+        their prompt tokens)."""
+        self.hook = hook
+        self.r.choose, self.r.choose_context = hook_choose, <void*>hook
+
     def raise_error(self):
         """Turn an error of the router or of a user's function into an exception."""
         failure, self.failure = self.failure, None
+        if self.r.error == ROUTER_CHOICE and self.hook is not None:
+            (<ScoreHook>self.hook).raise_failure()
         if failure is not None:
             self.r.error = ROUTER_OK
             raise failure

@@ -240,7 +240,7 @@ cdef object empty_engine(object like, int kind):
         return SglangEngine(page=1, total=1, max_prefill=1, chunk=1, clip=1, lpm=False, conserve=False,
                             conservativeness=1.0, **common)
     common.update(block_size=1, num_blocks=1, max_tokens=1, caching=False, chunked=False, fifo=False, trtllm=False,
-                  token_seed=0, event_tokens=False)
+                  token_seed=0, event_tokens=False, victim=like.victim)
     if kind != KIND_RULES:
         return EngineCore(**common)
     ruled = RulesEngine(**common)
@@ -258,7 +258,9 @@ cdef RouterCore empty_router(RouterCore like):
     router_free(&made.r)
     memset(&made.r, 0, sizeof(Router))
     made.r.choose, made.r.estimate = like.r.choose, like.r.estimate
-    made.r.choose_context, made.r.estimate_context = <void*>made, <void*>made
+    made.hook = like.hook
+    made.r.choose_context = <void*>made if like.hook is None else <void*>like.hook
+    made.r.estimate_context = <void*>made
     return made
 
 

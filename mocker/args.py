@@ -43,6 +43,7 @@ from .fields import (
     Record,
     SettableField,
     TimingValue,
+    VictimValue,
     one_of,
     read_json,
     show,
@@ -157,6 +158,8 @@ class MockEngineArgs(Record):
         Admit a request only if its whole known sequence fits, not only its first chunk.
     timing_model : mocker.timing.TimingModel or path, optional
         How long passes take, in place of the polynomial; see :mod:`mocker.timing`.
+    victim_score : mocker.hooks.VictimScore or function, optional
+        Who is preempted, in place of `preemption_mode`; see :mod:`mocker.hooks`. The reference's vLLM scheduler only.
 
     Raises
     ------
@@ -267,6 +270,7 @@ class MockEngineArgs(Record):
     watermark = Field[float](Float(0.0, 1.0, below=True), "Part of the pool that an admission leaves free.")
     reserve_full_isl = Field[bool](BOOL, "A request is admitted only if its whole known sequence fits.")
     timing_model = Field[Any](TimingValue(), "How long passes take, in place of the polynomial.", nullable=True)
+    victim_score = Field[Any](VictimValue(), "Who is preempted, in place of preemption_mode.", nullable=True)
 
     def __init__(
         self,
@@ -333,6 +337,7 @@ class MockEngineArgs(Record):
         watermark: float = 0.0,
         reserve_full_isl: bool = True,
         timing_model: Any = None,
+        victim_score: Any = None,
     ) -> None:
         self._init(locals())
 
@@ -351,6 +356,10 @@ class MockEngineArgs(Record):
                 if values[name]:
                     rule = f"{name} requires num_g2_blocks >= 1 (the tier is reached through host memory)"
                     problems.append((name, f"{rule}, got {name}={values[name]} without it"))
+        if values["victim_score"] is not None and (
+                values["engine_type"] != "vllm" or values["scheduler_rules"] != DEFAULT_SCHEDULER_RULES):
+            rule = f"victim_score is for engine_type='vllm' under scheduler_rules='{DEFAULT_SCHEDULER_RULES}'"
+            problems.append(("victim_score", f"{rule}; leave it out"))
         return problems + cls._finish_accept_rates(values) + cls._finish_scheduler(values)
 
     @classmethod
@@ -483,17 +492,19 @@ class MockEngineArgs(Record):
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write.
 
-        ``scheduler_rules`` with what belongs to it and ``timing_model`` are left out where they have their defaults, so
-        that the form is the reference's. A timing model is given by what it shows: it is not read back.
+        ``scheduler_rules`` with what belongs to it, ``timing_model`` and ``victim_score`` are left out where they have
+        their defaults, so that the form is the reference's. The latter two are given by what they show: they are not
+        read back.
         """
         values = super().to_dict()
-        for name in (*SCHEDULER_FIELDS, "timing_model"):
+        for name in (*SCHEDULER_FIELDS, "timing_model", "victim_score"):
             if values[name] == self._defaults[name]:
                 del values[name]
         if self.aic_backend is not None and self.blocks_by_default():
             values["num_gpu_blocks"] = None
-        if "timing_model" in values:
-            values["timing_model"] = repr(self.timing_model)
+        for name in ("timing_model", "victim_score"):
+            if name in values:
+                values[name] = repr(values[name])
         return values
 
     def to_json(self) -> str:

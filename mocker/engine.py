@@ -268,6 +268,7 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
         "kv_bytes": math.nan if args.kv_bytes_per_token is None else float(args.kv_bytes_per_token),
         "kv_bandwidth": math.nan if args.kv_transfer_bandwidth is None else args.kv_transfer_bandwidth,
         "rates": args.accept_rates() or [], "timing": engine_timing(args),
+        "victim": None if args.victim_score is None else args.victim_score.core(),
     }
 
 

@@ -212,6 +212,20 @@ class TimingValue(Check):
         raise self.refuse(value)
 
 
+class VictimValue(Check):
+    expects = "a function of five integers, or a mocker.hooks.VictimScore"
+
+    def __call__(self, value: Any) -> Any:
+        from .hooks import VictimScore
+
+        if isinstance(value, VictimScore):
+            return value
+        try:
+            return VictimScore(value)
+        except TypeError as error:
+            raise BadValue(("", str(error))) from None
+
+
 class UuidValue(Check):
     expects = "a uuid.UUID, its text, or an integer in 0..=2**128-1"
 

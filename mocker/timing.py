@@ -258,17 +258,23 @@ class FormulaTiming(TimingModel):
         return f"FormulaTiming(prefill={self.prefill}, decode={self.decode})"
 
 
-def _address(what: str, function: Any) -> int | None:
-    """Address of a compiled function, or None if it is a Python callable."""
+def function_address(what: str, function: Any, numbers: int = 3) -> int | None:
+    """Address of a compiled function of so many int64 that gives a float64, or None if it is a Python callable.
+
+    Raises
+    ------
+    TypeError
+        It is neither, or has another signature.
+    """
     if isinstance(function, (int, np.integer)) and not isinstance(function, bool):
         return int(function)
     if type(function).__name__ == "PyCapsule":
-        return capsule_address(function)
+        return capsule_address(function, numbers)
     address = getattr(function, "address", None)
     if address is not None and hasattr(function, "native_name"):      # numba's CFunc, without importing it
         kinds = [str(kind) for kind in function._sig.args]
-        if kinds != ["int64"] * 3 or str(function._sig.return_type) != "float64":
-            raise TypeError(f"{what} must be a cfunc of float64(int64, int64, int64), got {function._sig}")
+        if kinds != ["int64"] * numbers or str(function._sig.return_type) != "float64":
+            raise TypeError(f"{what} must be a cfunc of float64({', '.join(['int64'] * numbers)}), got {function._sig}")
         return int(address)
     if callable(function):
         return None
@@ -308,7 +314,7 @@ class FunctionTiming(TimingModel):
 
     def __init__(self, prefill: Any, decode: Any, *, vectorized: bool = False, uses_kv_tokens: bool = True,
                  uses_context: bool = True) -> None:
-        first, second = _address("prefill", prefill), _address("decode", decode)
+        first, second = function_address("prefill", prefill), function_address("decode", decode)
         self._given = (prefill, decode, vectorized, uses_kv_tokens, uses_context)
         if (first is None) != (second is None):
             raise TypeError("prefill and decode must both be compiled functions, or both Python callables")

@@ -91,6 +91,7 @@ SCHEDULER: dict[str, Any] = {  # what the reference does not have
     "watermark": 0.0,
     "reserve_full_isl": True,
     "timing_model": None,
+    "victim_score": None,
 }
 DEFAULTS = REFERENCE | SCHEDULER
 
@@ -230,7 +231,8 @@ def test_fields_table_covers_the_signature():
 
 def test_every_field_belongs_to_a_tested_kind():
     tested = [*INT_RANGES, *FRACTIONS, *NOT_NEGATIVE, *BOOLS, *CHOICES, *TEXTS, *PATHS]
-    others = ["block_size", "aic_nextn_accept_rates", "reasoning", "sglang", "timing_model", "trtllm", "watermark"]
+    others = ["block_size", "aic_nextn_accept_rates", "reasoning", "sglang", "timing_model", "trtllm", "victim_score",
+              "watermark"]
     assert sorted([*tested, *others]) == sorted(DEFAULTS)
 
 

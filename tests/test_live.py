@@ -308,7 +308,7 @@ def test_every_owned_array_is_carried():
     carried = "".join(path.read_text() for path in package.glob("_carry_*.pyx"))
     for file, structures, borrowed in [
             ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog"}),
-            ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers"}),
+            ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers", "victim_context"}),
             ("_rules.pxd", ["Extra", "VllmRulesCore"], {"c"}), ("_radix.pxd", ["Map", "Node", "Radix"], set()),
             ("_sglang.pxd", ["SglRequest", "SglangCore"], {"rows", "gaps"}),
             ("_router.pxd", ["KeyTable", "Segment", "Ticket", "QueueClass", "Router"],
@@ -336,3 +336,14 @@ def test_cancelling_is_a_client_s_giving_up(name):
     got = sim.run().result()
     for column in ("last_token_ms", "terminal_status", "output_tokens"):
         np.testing.assert_array_equal(got.per_request[column], whole.per_request[column], err_msg=column)
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 2, "router_mode": "kv_router"}],
+                         ids=["one", "two", "kv"])
+def test_tiers_below_the_pools(more):
+    arguments = {"extra_engine_args": small(num_gpu_blocks=40, num_g2_blocks=80, kv_bytes_per_token=1000), **more}
+    whole = simulate(trace(17), **arguments)
+    sim = cut(open_simulation(trace(17), **arguments), 3)
+    same(sim.result(), whole)
+    with pytest.raises(ValueError, match="tiers below its KV pools cannot be copied"):
+        sim.fork()

@@ -264,8 +264,6 @@ class RunningSimulation:
             A field is missing, unknown or out of range.
         """
         self._change("injected")
-        if self._cluster.offload is not None:
-            raise ValueError("a simulation with tiers below its KV pools cannot be copied; leave num_g2_blocks out")
         if self._workload.growing is not None:
             raise ValueError("a simulation whose prompts depend on earlier answers takes no further requests")
         new = checked({**(request or {}), **fields}, self._id_tokens, self.now_ms, self._concurrency is not None)
@@ -413,6 +411,8 @@ class RunningSimulation:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _copyable(self) -> None:
+        if self._cluster.offload is not None:
+            raise ValueError("a simulation with tiers below its KV pools cannot be copied; leave num_g2_blocks out")
         if self._arguments["recording"] is not None:
             raise ValueError("a simulation that records cannot be copied; open it without recording=")
         if self._workload.growing is not None:
