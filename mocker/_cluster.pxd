@@ -1,28 +1,13 @@
 # Data dictionary of the cluster loop: workers on one clock, and the links between requests that feed them.
-from mocker._collect cimport Gaps
 from mocker._common cimport int32_t, int64_t
 from mocker._heap cimport Heap
 from mocker._kv cimport Path
-from mocker._workers cimport View, Workers
+from mocker._lanes cimport Lanes
+from mocker._workers cimport View
 
 
-cdef struct Lane:                  # one worker of an open-loop replay, simulated on its own
-    double now                     # ms
-    int64_t next                   # position of its next arrival in the order of arrivals
-    double last                    # newest timestamp that it processed
-    int64_t idle_passes            # passes in a row that brought nothing
-    bint done
-    bint stalled
-    Gaps gaps                      # its own, between `split_gaps` and `join_gaps`
-    int64_t apart[8]               # see `View.apart`
-
-
-cdef class Cluster(Workers):
+cdef class Cluster(Lanes):
     cdef readonly bint finished
-    cdef readonly bint stalled
-    cdef const int64_t[::1] order
-    cdef Lane* lanes                     # [n_lanes]
-    cdef int64_t n_lanes
     # coupled loop
     cdef Heap events                     # (end of pass, when it began, worker + ROUND * round of passes then), or
     # (start of a worker, when it was decided, READY + worker + ROUND * round)
@@ -64,10 +49,7 @@ cdef class Cluster(Workers):
     # runs that stop on the way; workers never get further ahead of the clock than to the horizon
     cdef double horizon                  # ms, nothing later happens; infinity for none
     cdef int64_t enough                  # requests gone at which it stops
-    cdef Gaps* apart_gaps                # [workers] each worker's own gap log; NULL: the collector's
 
-    cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil
-    cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil
     cdef bint took_over(self, int role) noexcept nogil
     cdef bint vacated(self, int role) noexcept nogil
     cdef void saw_admission(self, int64_t overlap, int64_t prompt) noexcept nogil
@@ -77,7 +59,6 @@ cdef class Cluster(Workers):
     cdef bint quiet(self) noexcept nogil
     cdef bint tick(self) noexcept with gil
     cdef int scale(self, int role, int64_t target) except -1
-    cdef bint deliver(self, int64_t worker, double at) noexcept nogil
     cdef bint activate(self, double now) noexcept nogil
     cdef double next_cancel(self) noexcept nogil
     cdef bint cancellations(self, bint* changed) noexcept nogil

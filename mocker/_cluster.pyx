@@ -1,27 +1,26 @@
 # cython: language_level=3
 """The clock: arrivals, workers, passes. Requests are rows of the workload; workers are engine cores.
 
-Answers to `replay/offline/{single,agg}.rs` and `loadgen/driver.rs` for round robin. Two ways to the same events:
-`run_lane` simulates one worker of an open-loop replay on its own, since request k goes to worker k mod W whatever
-happens, and fast-forwards it; `run_coupled` is the event loop for workloads whose arrivals depend on completions
-(closed loop, sessions, requests that wait for others). At one timestamp completions come first, then arrivals, then
-passes by worker number.
+Answers to `replay/offline/{single,agg}.rs` and `loadgen/driver.rs`. Two ways to the same events: `run_lane` (`_lanes`)
+where no worker concerns another, and `run_coupled`, the event loop for workloads whose arrivals depend on completions
+(closed loop, sessions, requests that wait for others) and for routers. At one timestamp completions come first, then
+arrivals, then passes by worker number.
 
-Costs: a lane O(passes in which something happens); the loop O(passes) heap operations. Both stop after a given
-number of passes, so that a caller can show progress and be interrupted.
+Costs: O(passes) heap operations. It stops after a given number of passes, so that a caller can show progress and be
+interrupted.
 """
 from libc.math cimport INFINITY, isnan
 from libc.stdint cimport INT64_MAX
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
 import numpy as np
 
-from mocker._collect cimport Gaps, gaps_add
-from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, ERR_MEMORY, NIL, int32_t, int64_t, uint32_t
+from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, NIL, int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
 from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport path_free, path_reserve
+from mocker._lanes cimport Lanes
 from mocker._offload_pass cimport tiers_begin
 from mocker._record cimport timeline_queue
 from mocker._router cimport (
@@ -43,40 +42,18 @@ cdef inline int64_t order_of(double at) noexcept nogil:
     return (<int64_t*>&at)[0]
 
 
-cdef class Cluster(Workers):
+cdef class Cluster(Lanes):
     """A replay under way; arguments as of `Workers`."""
 
     def __cinit__(self, *_arguments):
-        cdef int64_t i
         self.tick_at = self.first_tick = self.horizon = INFINITY
         self.enough = INT64_MAX
-        self.lanes = <Lane*>calloc(self.workers, sizeof(Lane))
-        if self.lanes == NULL:
-            raise MemoryError
-        self.n_lanes = self.workers
-        for i in range(self.workers):
-            self.lanes[i].next = i
 
     def __dealloc__(self):
-        cdef int64_t i
-        if self.lanes != NULL:
-            for i in range(self.n_lanes):
-                free(self.lanes[i].gaps.values)
-                free(self.lanes[i].gaps.weights)
-        if self.apart_gaps != NULL:
-            for i in range(self.n_lanes):
-                free(self.apart_gaps[i].values)
-                free(self.apart_gaps[i].weights)
-        free(self.apart_gaps)
-        free(self.lanes)
         free(self.events.items)
         free(self.ready.items)
         free(self.cancels.items)
         path_free(&self.scratch)
-
-    def set_order(self, const int64_t[::1] order):
-        """Open loop of single requests: rows by arrival time (stable)."""
-        self.order = order
 
     def set_links(self, const int64_t[::1] roots, const int64_t[::1] next_offsets, const int64_t[::1] next_rows,
                   waits, const int32_t[::1] rank, const double[::1] delay, int64_t concurrency):
@@ -118,120 +95,6 @@ cdef class Cluster(Workers):
     def set_growing(self, grow):
         """Call `grow(row)` when a row is ready: it writes the prompt and limit of the row into the arrays given."""
         self.grow = grow
-
-    def last_timestamp(self):
-        """Newest time that the cluster processed, ms."""
-        cdef double last = self.now
-        cdef int64_t w
-        for w in range(self.n_lanes):
-            if self.lanes[w].last > last:
-                last = self.lanes[w].last
-        return last
-
-    # -- open loop, one worker at a time ------------------------------------------------------------------------------
-
-    def run_lane(self, int64_t worker, int64_t passes, int64_t arrivals):
-        """Go on with one worker of an open-loop replay for about `passes` passes.
-
-        True when it is done, or has got its requests among the first `arrivals` of all, if these are not all.
-        """
-        with nogil:
-            self.lane(worker, passes, arrivals)
-        self.fold(worker)
-        self.raise_errors()
-        if self.lanes[worker].stalled:
-            self.stalled = True
-        return self.lanes[worker].done or arrivals <= self.lanes[worker].next < self.n
-
-    def split_gaps(self):
-        """Give each worker a gap log of its own, so that several threads can call `run_lane` for different workers."""
-        cdef int64_t worker
-        for worker in range(self.workers):
-            self.lanes[worker].gaps.fold_at = <int64_t>1 << 62
-            self.log_gaps(worker, &self.lanes[worker].gaps)
-
-    def join_gaps(self):
-        """The collector's log becomes what one thread would have made, a worker after the other."""
-        cdef int64_t worker, i
-        cdef Gaps* log
-        for worker in range(self.workers):
-            log = &self.lanes[worker].gaps
-            for i in range(log.used):
-                gaps_add(&self.collector.gaps, log.values[i], log.weights[i])
-            self.collector.gaps.zeros += log.zeros
-            self.collector.gaps.error |= log.error
-            log.used = log.zeros = 0
-            self.log_gaps(worker, &self.collector.gaps)
-        self.raise_errors()
-
-    cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil:
-        if self.kind == KIND_SGLANG:
-            (<SglangCore*>self.cores[worker]).gaps = gaps
-        else:
-            (<Core*>self.cores[worker]).gaps = gaps
-
-    cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil:
-        cdef View* c = &self.views[worker]
-        cdef Lane* lane = &self.lanes[worker]
-        cdef double until, now = lane.now
-        cdef int64_t stop = c.passes + passes
-        while c.passes < stop and (lane.next < arrivals or lane.next >= self.n):
-            if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
-                c.error = ERR_MEMORY
-            if c.error:
-                break
-            if c.count == 0 and lane.next < self.n and now <= self.cap:
-                now = self.arrival[self.order[lane.next]]
-                if now > self.cap and not self.single:
-                    lane.done = True
-                    break
-                lane.last = now
-                continue
-            if c.count == 0 or now > self.cap:
-                lane.done = True
-                break
-            self.run_pass(worker, now)
-            c.gone += c.ended_used
-            lane.last = now
-            if self.brought(c):
-                lane.idle_passes = 0
-            elif self.stuck(worker, now, &lane.idle_passes):
-                if lane.next >= self.n:
-                    lane.done = lane.stalled = True
-                    break
-                c.end_ms = self.arrival[self.order[lane.next]]
-            now = c.end_ms
-            if now > self.cap and not self.single:
-                self.uncount(c)
-                continue
-            lane.last = now
-            if c.steady and self.fast & FAST_CLOCK:
-                until = INFINITY
-                if c.n_waiting == 0 and lane.next < self.n:
-                    until = self.arrival[self.order[lane.next]]
-                now = self.forward(worker, now, until)
-                if now > self.cap and not self.single:
-                    self.look(worker)
-                    lane.last = c.last_start
-                else:
-                    lane.last = now
-        lane.now = now
-
-    cdef bint deliver(self, int64_t worker, double at) noexcept nogil:
-        """Submit the worker's arrivals until `at`; false if memory is short."""
-        cdef Lane* lane = &self.lanes[worker]
-        cdef int64_t row
-        while lane.next < self.n:
-            row = self.order[lane.next]
-            if self.arrival[row] > at:
-                break
-            self.arrived[row] = self.arrival[row]
-            if not self.submit(row, worker):
-                return False
-            if self.arrival[row] > lane.last:
-                lane.last = self.arrival[row]
-            lane.next += self.workers
-        return True
 
     # -- arrivals that depend on completions -------------------------------------------------------------------------
 

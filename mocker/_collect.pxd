@@ -36,6 +36,8 @@ cdef class Collector:
     cdef readonly object columns   # dict of the NumPy arrays behind `rows`
     cdef readonly int64_t n        # rows
 
+    cdef int point(self, dict columns, int64_t n) except -1
+
 
 cdef class SampleLog:
     cdef Gaps gaps

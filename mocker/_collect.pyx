@@ -107,25 +107,38 @@ cdef class Collector:
     """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`."""
 
     def __cinit__(self, int64_t n):
-        cdef double[::1] first_admit = np.full(n, np.nan)
-        cdef double[::1] first_token = np.full(n, np.nan)
-        cdef double[::1] second_gap = np.full(n, np.nan)
-        cdef double[::1] last_token = np.full(n, np.nan)
-        cdef int64_t[::1] tokens = np.zeros(n, np.int64)
-        cdef int64_t[::1] reused = np.zeros(n, np.int64)
-        cdef int64_t[::1] first_reused = np.zeros(n, np.int64)
-        cdef int8_t[::1] terminal = np.zeros(n, np.int8)
-        self.n = n
-        self.columns = {
-            "first_admit_ms": first_admit.base, "first_token_ms": first_token.base, "ttst_ms": second_gap.base,
-            "last_token_ms": last_token.base, "output_tokens": tokens.base, "reused_input_tokens": reused.base,
-            "first_reused_input_tokens": first_reused.base, "terminal": terminal.base,
-        }
+        columns = {}
+        for name in ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms"):
+            columns[name] = np.full(n, np.nan)
+        for name in ("output_tokens", "reused_input_tokens", "first_reused_input_tokens"):
+            columns[name] = np.zeros(n, np.int64)
+        columns["terminal"] = np.zeros(n, np.int8)
+        self.point(columns, n)
+
+    cdef int point(self, dict columns, int64_t n) except -1:
+        """Write to these columns of `n` rows from now on."""
+        cdef double[::1] reals
+        cdef int64_t[::1] counts
+        cdef int8_t[::1] ends
         if n > 0:
-            self.rows.first_admit, self.rows.first_token = &first_admit[0], &first_token[0]
-            self.rows.second_gap, self.rows.last_token = &second_gap[0], &last_token[0]
-            self.rows.tokens, self.rows.reused = &tokens[0], &reused[0]
-            self.rows.first_reused, self.rows.terminal = &first_reused[0], &terminal[0]
+            reals = columns["first_admit_ms"]
+            self.rows.first_admit = &reals[0]
+            reals = columns["first_token_ms"]
+            self.rows.first_token = &reals[0]
+            reals = columns["ttst_ms"]
+            self.rows.second_gap = &reals[0]
+            reals = columns["last_token_ms"]
+            self.rows.last_token = &reals[0]
+            counts = columns["output_tokens"]
+            self.rows.tokens = &counts[0]
+            counts = columns["reused_input_tokens"]
+            self.rows.reused = &counts[0]
+            counts = columns["first_reused_input_tokens"]
+            self.rows.first_reused = &counts[0]
+            ends = columns["terminal"]
+            self.rows.terminal = &ends[0]
+        self.columns, self.n = columns, n
+        return 0
 
     def __dealloc__(self):
         free(self.gaps.values)

@@ -6,12 +6,11 @@ the horizon or later meets every worker where it would be.
 """
 from libc.math cimport INFINITY, isnan
 from libc.stdint cimport INT64_MAX
-from libc.stdlib cimport calloc, free
 
 import numpy as np
 
 from mocker._cluster cimport Cluster
-from mocker._collect cimport Collector, Gaps, gaps_add
+from mocker._collect cimport Collector, Gaps
 from mocker._common cimport END_CANCELED, END_NONE, NIL, int32_t, int64_t
 from mocker._core cimport Core
 from mocker._disagg cimport DisaggCluster
@@ -44,53 +43,11 @@ cdef packed struct WorkerState:
 
 # ---- running ----------------------------------------------------------------------------------------------------
 
-def separate_gaps(Cluster c):
-    """Give each worker a gap log of its own: their order is then the same however far one runs ahead of the others."""
-    cdef int64_t w
-    c.apart_gaps = <Gaps*>calloc(c.n_lanes, sizeof(Gaps))
-    if c.apart_gaps == NULL:
-        raise MemoryError
-    for w in range(c.n_lanes):
-        c.apart_gaps[w].fold_at = INT64_MAX    # folded in when they are joined
-        point_gaps(c, w, &c.apart_gaps[w])
-
-
 def keep_whole(Cluster c):
     """Do not fold the gap logs into summaries on the way, since these are not carried."""
     c.collector.gaps.fold_at = INT64_MAX
     if isinstance(c, DisaggCluster):
         (<DisaggCluster>c).prefill_collector.gaps.fold_at = INT64_MAX
-
-
-cdef int point_gaps(Cluster c, int64_t worker, Gaps* gaps) except -1:
-    if c.kind == KIND_SGLANG:
-        (<SglangCore*>c.cores[worker]).gaps = gaps
-    else:
-        (<Core*>c.cores[worker]).gaps = gaps
-    return 0
-
-
-def join_gaps(Cluster c):
-    """Put the workers' gap logs into the collector's, one after the other; they go on with that."""
-    cdef int64_t w, i
-    cdef Gaps* own
-    cdef Gaps* to = &c.collector.gaps
-    if c.apart_gaps == NULL:
-        return
-    for w in range(c.n_lanes):
-        own = &c.apart_gaps[w]
-        with nogil:
-            for i in range(own.used):
-                gaps_add(to, own.values[i], own.weights[i])
-        to.zeros += own.zeros
-        to.error = to.error or own.error
-        point_gaps(c, w, to)
-        free(own.values)
-        free(own.weights)
-    free(c.apart_gaps)
-    c.apart_gaps = NULL
-    if to.error:
-        raise MemoryError
 
 
 def gaps_above(Cluster c, double bound):
@@ -244,28 +201,8 @@ cdef object longer(object array, int64_t n, int64_t cap, object fill):
 
 
 cdef int grow_collector(Collector k, int64_t n, int64_t cap) except -1:
-    cdef double[::1] reals
-    cdef int64_t[::1] counts
-    cdef signed char[::1] ends
     fills = {"terminal": 0, "output_tokens": 0, "reused_input_tokens": 0, "first_reused_input_tokens": 0}
-    columns = {name: longer(column, n, cap, fills.get(name, np.nan)) for name, column in k.columns.items()}
-    reals = columns["first_admit_ms"]
-    k.rows.first_admit = &reals[0]
-    reals = columns["first_token_ms"]
-    k.rows.first_token = &reals[0]
-    reals = columns["ttst_ms"]
-    k.rows.second_gap = &reals[0]
-    reals = columns["last_token_ms"]
-    k.rows.last_token = &reals[0]
-    counts = columns["output_tokens"]
-    k.rows.tokens = &counts[0]
-    counts = columns["reused_input_tokens"]
-    k.rows.reused = &counts[0]
-    counts = columns["first_reused_input_tokens"]
-    k.rows.first_reused = &counts[0]
-    ends = columns["terminal"]
-    k.rows.terminal = &ends[0]
-    k.columns, k.n = columns, cap
+    k.point({name: longer(column, n, cap, fills.get(name, np.nan)) for name, column in k.columns.items()}, cap)
     return 0
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from .._cluster import Cluster
 from .._disagg import DisaggCluster
-from .._live import join_gaps, separate_gaps
 from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
@@ -126,10 +125,10 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     else:
         set_links(cluster, workload, concurrency)
         if exact_gaps is None and free_rows(workload, pools, concurrency, planning):
-            separate_gaps(cluster)             # workers may run ahead of each other
+            cluster.split_gaps()             # workers may run ahead of each other
         while not cluster.run_coupled(passes):
             look()
-    join_gaps(cluster)
+    cluster.join_gaps()
     cluster.flush()
     if drain is not None:
         drain.rest(cluster.arrival_of)

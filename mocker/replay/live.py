@@ -117,7 +117,7 @@ class RunningSimulation:
         set_links(self._cluster, self._workload, self._concurrency)
         _live.keep_whole(self._cluster)
         if free_rows(self._workload, self._pools, self._concurrency, self._planning):
-            _live.separate_gaps(self._cluster)
+            self._cluster.split_gaps()
         self._begin(uuid.uuid4().hex)
 
     def _begin(self, key: str) -> None:
@@ -476,7 +476,7 @@ class RunningSimulation:
         return self._result
 
     def _report(self) -> Simulation:
-        _live.join_gaps(self._cluster)
+        self._cluster.join_gaps()
         self._cluster.flush()
         a = self._arguments
         run = Run(self._cluster, self._rows(), self._pools, self._busy_ms, self._planning)

@@ -1,0 +1,170 @@
+# cython: language_level=3
+"""Open loop of single requests in turn, a worker at a time: request k goes to worker k mod W whatever happens.
+
+Answers to `replay/offline/{single,agg}.rs` for round robin. A lane is one worker from its first arrival to its end,
+with fast-forward. O(passes in which something happens); it stops after a given number of passes, so that a caller can
+show progress and be interrupted. With gap logs of their own several threads can run different lanes.
+"""
+from libc.math cimport INFINITY
+from libc.stdint cimport INT64_MAX
+from libc.stdlib cimport calloc, free
+
+from mocker._collect cimport Gaps, gaps_add
+from mocker._common cimport ERR_MEMORY, int64_t
+from mocker._core cimport Core
+from mocker._sglang cimport SglangCore
+from mocker._workers cimport FAST_CLOCK, KIND_SGLANG, View, Workers
+
+
+cdef class Lanes(Workers):
+    """Workers that can be run one at a time; arguments as of `Workers`."""
+
+    def __cinit__(self, *_arguments):
+        cdef int64_t i
+        self.lanes = <Lane*>calloc(self.workers, sizeof(Lane))
+        if self.lanes == NULL:
+            raise MemoryError
+        self.n_lanes = self.workers
+        for i in range(self.workers):
+            self.lanes[i].next = i
+
+    def __dealloc__(self):
+        self.free_gaps()
+        free(self.lanes)
+
+    def set_order(self, const int64_t[::1] order):
+        """Open loop of single requests: rows by arrival time (stable)."""
+        self.order = order
+
+    def last_timestamp(self):
+        """Newest time that the cluster processed, ms."""
+        cdef double last = self.now
+        cdef int64_t w
+        for w in range(self.n_lanes):
+            if self.lanes[w].last > last:
+                last = self.lanes[w].last
+        return last
+
+    def run_lane(self, int64_t worker, int64_t passes, int64_t arrivals):
+        """Go on with one worker of an open-loop replay for about `passes` passes.
+
+        True when it is done, or has got its requests among the first `arrivals` of all, if these are not all.
+        """
+        with nogil:
+            self.lane(worker, passes, arrivals)
+        self.fold(worker)
+        self.raise_errors()
+        if self.lanes[worker].stalled:
+            self.stalled = True
+        return self.lanes[worker].done or arrivals <= self.lanes[worker].next < self.n
+
+    # -- gap logs ---------------------------------------------------------------------------------------------------
+
+    def split_gaps(self):
+        """Give each worker a gap log of its own: their order is then the same whoever is ahead of whom."""
+        cdef int64_t w
+        self.apart_gaps = <Gaps*>calloc(self.n_lanes, sizeof(Gaps))
+        if self.apart_gaps == NULL:
+            raise MemoryError
+        for w in range(self.n_lanes):
+            self.apart_gaps[w].fold_at = INT64_MAX         # folded in when they are joined
+            self.log_gaps(w, &self.apart_gaps[w])
+
+    def join_gaps(self):
+        """Put the workers' gap logs, if there are any, into the collector's, one after the other."""
+        cdef int64_t w, i
+        cdef Gaps* own
+        cdef Gaps* to = &self.collector.gaps
+        if self.apart_gaps == NULL:
+            return
+        for w in range(self.n_lanes):
+            own = &self.apart_gaps[w]
+            with nogil:
+                for i in range(own.used):
+                    gaps_add(to, own.values[i], own.weights[i])
+            to.zeros += own.zeros
+            to.error = to.error or own.error
+            self.log_gaps(w, to)
+        self.free_gaps()
+        if to.error:
+            raise MemoryError
+
+    cdef void free_gaps(self) noexcept nogil:
+        cdef int64_t w
+        if self.apart_gaps != NULL:
+            for w in range(self.n_lanes):
+                free(self.apart_gaps[w].values)
+                free(self.apart_gaps[w].weights)
+        free(self.apart_gaps)
+        self.apart_gaps = NULL
+
+    cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil:
+        if self.kind == KIND_SGLANG:
+            (<SglangCore*>self.cores[worker]).gaps = gaps
+        else:
+            (<Core*>self.cores[worker]).gaps = gaps
+
+    # -- a lane -----------------------------------------------------------------------------------------------------
+
+    cdef void lane(self, int64_t worker, int64_t passes, int64_t arrivals) noexcept nogil:
+        cdef View* c = &self.views[worker]
+        cdef Lane* lane = &self.lanes[worker]
+        cdef double until, now = lane.now
+        cdef int64_t stop = c.passes + passes
+        while c.passes < stop and (lane.next < arrivals or lane.next >= self.n):
+            if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
+                c.error = ERR_MEMORY
+            if c.error:
+                break
+            if c.count == 0 and lane.next < self.n and now <= self.cap:
+                now = self.arrival[self.order[lane.next]]
+                if now > self.cap and not self.single:
+                    lane.done = True
+                    break
+                lane.last = now
+                continue
+            if c.count == 0 or now > self.cap:
+                lane.done = True
+                break
+            self.run_pass(worker, now)
+            c.gone += c.ended_used
+            lane.last = now
+            if self.brought(c):
+                lane.idle_passes = 0
+            elif self.stuck(worker, now, &lane.idle_passes):
+                if lane.next >= self.n:
+                    lane.done = lane.stalled = True
+                    break
+                c.end_ms = self.arrival[self.order[lane.next]]
+            now = c.end_ms
+            if now > self.cap and not self.single:
+                self.uncount(c)
+                continue
+            lane.last = now
+            if c.steady and self.fast & FAST_CLOCK:
+                until = INFINITY
+                if c.n_waiting == 0 and lane.next < self.n:
+                    until = self.arrival[self.order[lane.next]]
+                now = self.forward(worker, now, until)
+                if now > self.cap and not self.single:
+                    self.look(worker)
+                    lane.last = c.last_start
+                else:
+                    lane.last = now
+        lane.now = now
+
+    cdef bint deliver(self, int64_t worker, double at) noexcept nogil:
+        """Submit the worker's arrivals until `at`; false if memory is short."""
+        cdef Lane* lane = &self.lanes[worker]
+        cdef int64_t row
+        while lane.next < self.n:
+            row = self.order[lane.next]
+            if self.arrival[row] > at:
+                break
+            self.arrived[row] = self.arrival[row]
+            if not self.submit(row, worker):
+                return False
+            if self.arrival[row] > lane.last:
+                lane.last = self.arrival[row]
+            lane.next += self.workers
+        return True
