@@ -3,9 +3,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._collect import Collector
 from ._engine import EngineCore
-from ._paths import PathTable
 
 class PassRecord:
     start_ms: float
@@ -33,7 +31,3 @@ class RulesEngine(EngineCore):
     def run_owned(self, now: float) -> PassRecord: ...
     @property
     def under_way(self) -> int: ...
-
-def replay_lanes(engines: list[RulesEngine], collector: Collector, arrival: NDArray[np.float64],
-                 prompt: NDArray[np.int64], limit: NDArray[np.int64], order: NDArray[np.int64], paths: PathTable,
-                 fast: bool = True) -> list[bool]: ...

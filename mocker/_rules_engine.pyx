@@ -1,27 +1,24 @@
 # cython: language_level=3
-"""The compiled core with switches for Python callers, and an open-loop replay of it, one worker after the other.
+"""The compiled core with switches for Python callers.
 
 Everything that a pass does is in `_rules`; submission, views and the conversion of events are `_engine`'s.
 """
-from libc.math cimport INFINITY, isfinite, isnan
+from libc.math cimport isfinite, isnan
 from libc.string cimport memcpy
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 
-from mocker._collect cimport Collector
-from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, ST_FREE, int32_t, int64_t, uint32_t
-from mocker._core cimport Admission, Core, Request, Signal
+from mocker._common cimport ERR_OK, NIL, ST_FREE, int32_t, int64_t, uint32_t
+from mocker._core cimport Admission, Core, Signal
 from mocker._engine cimport EngineCore
-from mocker._paths cimport PathTable
 from mocker._rules cimport (
-    RULE_LATE, RULE_SLOT_AT_USE, Batched, Copy, Extra, VllmRulesCore, rules_drop, rules_enqueue, rules_forward,
-    rules_free, rules_init, rules_new, rules_pass, rules_room, rules_under_way)
+    RULE_LATE, RULE_SLOT_AT_USE, Batched, Copy, Extra, VllmRulesCore, rules_drop, rules_enqueue, rules_free, rules_init,
+    rules_pass, rules_room, rules_under_way)
 from mocker._vllm cimport core_metrics
 
 cdef enum:
     SLOT_MASK = 0x7FFFFFFF         # the slot in the id of an owned request
     GENERATION_SHIFT = 32
-    IDLE_LIMIT = 100000            # passes in a row without time, token or ending before a worker counts as stuck
 
 
 cdef class PassRecord:
@@ -288,85 +285,3 @@ cdef class RulesEngine(EngineCore):
             prev, at = at, k.next
         if inactive != 0 or x.newest != prev:
             raise AssertionError(f"the eviction queue misses {inactive} blocks")
-
-
-def replay_lanes(list engines, Collector collector, const double[::1] arrival, const int64_t[::1] prompt,
-                 const int64_t[::1] limit, const int64_t[::1] order, PathTable paths, bint fast=True):
-    """Open-loop replay, request k of `order` to worker k mod W, until everybody is done.
-
-    Parameters
-    ----------
-    engines : list of RulesEngine
-        One a worker, not recording, blocks by segment.
-    collector : Collector
-        A row a request.
-    arrival, prompt, limit : array, shape (n,)
-        Arrival times (ms, float64), prompt tokens, tokens to generate (int64).
-    order : array of int64, shape (n,)
-        Rows by arrival time.
-    paths : PathTable
-        Block identities.
-    fast : bool
-        Fast-forward passes that only decode.
-
-    Returns
-    -------
-    list of bool
-        Per worker: whether it got stuck.
-    """
-    cdef RulesEngine engine
-    cdef int64_t worker, workers = len(engines)
-    cdef bint stuck
-    out = []
-    for worker in range(workers):
-        engine = engines[worker]
-        engine.c.rows, engine.c.gaps = &collector.rows, &collector.gaps
-        with nogil:
-            stuck = lane(&engine.x, arrival, prompt, limit, order, paths, worker, workers, fast)
-        engine.raise_error()
-        out.append(stuck)
-    return out
-
-
-cdef bint lane(VllmRulesCore* x, const double[::1] arrival, const int64_t[::1] prompt, const int64_t[::1] limit,
-               const int64_t[::1] order, PathTable paths, int64_t next, int64_t workers, bint fast) noexcept nogil:
-    """One worker; true if it got stuck."""
-    cdef Core* c = x.c
-    cdef double now = 0.0, start
-    cdef int64_t row, idle = 0
-    cdef int32_t slot
-    cdef Request* r
-    while True:
-        while next < order.shape[0] and arrival[order[next]] <= now:
-            row = order[next]
-            next += workers
-            slot = rules_new(x, row, prompt[row], limit[row])
-            if slot == NIL:
-                return False
-            r = &c.req[slot]
-            if c.caching:
-                if paths.fill(&r.path, row, r.full) != 0:
-                    c.error = ERR_MEMORY
-                    return False
-                r.own_key = c.next_own_key
-                c.next_own_key += 1
-            rules_enqueue(x, slot, NIL, 0)
-        if c.error or c.pool.error:
-            return False
-        if c.count == 0:
-            if next >= order.shape[0]:
-                return False
-            now = arrival[order[next]]
-            continue
-        start = now
-        rules_pass(x, now)
-        now = c.end_ms
-        if c.made > 0 or c.completed > 0 or now > start:
-            idle = 0
-        else:
-            idle += 1
-            if idle >= IDLE_LIMIT:
-                return True
-        if c.steady and fast:
-            now = rules_forward(x, now, arrival[order[next]] if c.n_waiting == 0 and next < order.shape[0]
-                                else INFINITY, INFINITY)

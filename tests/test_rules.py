@@ -9,12 +9,14 @@ import pytest
 from model.vllm_rules import DYNAMO, RULES, VLLM, VLLM_ASYNC
 from record_vllm import model_passes, scenario
 
+from mocker._cluster import Cluster
 from mocker._collect import Collector
 from mocker._paths import PathTable
-from mocker._rules_engine import RulesEngine, replay_lanes
+from mocker._rules_engine import RulesEngine
 from mocker.args import DirectRequest, MockEngineArgs
 from mocker.commands import SchedulerCommand
 from mocker.engine import VllmCore, engine_settings
+from mocker.replay.fast import fast_paths
 from mocker.rules import PRESETS, SchedulerRules, VllmRulesCore, scheduler_options
 
 
@@ -156,7 +158,10 @@ def by_segments(t: dict, args: MockEngineArgs, rules: SchedulerRules, fast: bool
     options.configure(engine)
     paths = PathTable.from_hash_ids(t["offsets"], t["ids"], t["prompt"], 8, args.block_size)
     order = np.argsort(t["arrival"], kind="stable")
-    assert replay_lanes([engine], collector, t["arrival"], t["prompt"], t["limit"], order, paths, fast) == [False]
+    cluster = Cluster([engine], collector, t["arrival"], t["prompt"], t["limit"], paths, None, None, np.inf, True,
+                      fast_paths(fast).bits)
+    cluster.set_order(order)
+    assert cluster.run_lane(0, 10**9, n) and not cluster.stalled
     engine.check()
     return collector
 
