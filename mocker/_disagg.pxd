@@ -3,6 +3,7 @@ from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector
 from mocker._common cimport int32_t, int64_t
 from mocker._router cimport RouterCore
+from mocker._steps cimport Steps
 
 
 cdef enum Step:                    # what a hand-off does next
@@ -15,13 +16,6 @@ cdef enum Step:                    # what a hand-off does next
     CANCEL_DESTINATION = 6
     COMPLETE = 7
     STEPS = 8
-
-
-cdef struct Steps:                 # a queue of row * STEPS + step
-    int64_t* items
-    int64_t head
-    int64_t used                   # items are [head, used)
-    int64_t cap
 
 
 cdef class DisaggCluster(Cluster):

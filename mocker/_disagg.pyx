@@ -12,14 +12,14 @@ and O(log n) an event.
 """
 from libc.math cimport isnan
 from libc.stdlib cimport free
-from libc.string cimport memmove, memset
+from libc.string cimport memset
 
 import numpy as np
 
 from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector
 from mocker._common cimport (
-    END_CANCELED, END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, ST_HELD, grown, int32_t, int64_t, uint32_t)
+    END_CANCELED, END_COMPLETED, END_FAILED, END_NONE, END_REJECTED, NIL, ST_HELD, int32_t, int64_t, uint32_t)
 from mocker._core cimport Core
 from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
@@ -35,6 +35,7 @@ from mocker._router cimport (
 from mocker._sglang cimport (
     SglangCore, sgl_activate, sgl_drop, sgl_enqueue_source, sgl_release_source, sgl_reserve, sgl_retry)
 from mocker._sglang_engine cimport SglangEngine
+from mocker._steps cimport Steps, steps_move, steps_push
 from mocker._workers cimport (
     KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, resized, tell_sglang)
 
@@ -56,31 +57,6 @@ cdef enum Mark:                    # what has happened to a request
     DECODE_ROUTED = 512
     SOURCE_ALIVE = 1024            # its slot on the prefill worker is its own
     OVER = 2048                    # the hand-off is
-
-
-cdef bint steps_push(Steps* q, int64_t item) noexcept nogil:
-    cdef void* moved
-    if q.used == q.cap and q.head > q.cap // 2:
-        memmove(q.items, q.items + q.head, (q.used - q.head) * sizeof(int64_t))
-        q.used -= q.head
-        q.head = 0
-    moved = grown(q.items, &q.cap, q.used + 1, sizeof(int64_t))
-    if moved == NULL:
-        return False
-    q.items = <int64_t*>moved
-    q.items[q.used] = item
-    q.used += 1
-    return True
-
-
-cdef bint steps_move(Steps* q, Steps* to) noexcept nogil:
-    """Put all steps of a queue behind those of another."""
-    cdef int64_t i
-    for i in range(q.head, q.used):
-        if not steps_push(to, q.items[i]):
-            return False
-    q.head = q.used = 0
-    return True
 
 
 cdef class DisaggCluster(Cluster):

@@ -21,7 +21,7 @@ from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector, Gaps
 from mocker._common cimport int32_t, int64_t
 from mocker._core cimport Core, Request
-from mocker._disagg cimport DisaggCluster, Steps
+from mocker._disagg cimport DisaggCluster
 from mocker._engine cimport EngineCore
 from mocker._heap cimport Heap, Pending
 from mocker._requests cimport core_free
@@ -31,6 +31,7 @@ from mocker._rules cimport VllmRulesCore, rules_free
 from mocker._rules_engine cimport RulesEngine
 from mocker._sglang cimport SglangCore, SglRequest, sgl_free
 from mocker._sglang_engine cimport SglangEngine
+from mocker._steps cimport Steps
 from mocker._watch cimport Watch
 from mocker._workers cimport KIND_RULES, KIND_SGLANG, ROLE_PREFILL, Team, View
 
