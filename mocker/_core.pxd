@@ -69,6 +69,16 @@ cdef struct Spread:                # count, sum and population variance of one f
     double variance
 
 
+cdef inline void spread_add(Spread* s, double* mean, int64_t value) noexcept nogil:
+    """One more value; `variance` is the sum of squared deviations until it is divided by the count (Welford)."""
+    cdef double delta
+    s.count += 1
+    s.total += value
+    delta = <double>value - mean[0]
+    mean[0] += delta / <double>s.count
+    s.variance += delta * (<double>value - mean[0])
+
+
 cdef enum WaitReason:              # why the last pass admitted nobody else
     STOP_EMPTY = 0                 # nobody waits
     STOP_SEQS = 1                  # max_num_seqs reached

@@ -16,7 +16,7 @@ from libc.string cimport memset
 
 from mocker._collect cimport gaps_add
 from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint64_t
-from mocker._core cimport Spread
+from mocker._core cimport spread_add
 from mocker._kv cimport path_free
 from mocker._radix cimport Node, map_free, map_init, radix_free, radix_init
 from mocker._sglang_admission cimport LPM_LIMIT, clipped, extra_tokens, hopeless, paged
@@ -288,15 +288,6 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
 
 
 # ---- metrics ----------------------------------------------------------------------------------------------------
-
-cdef void spread_add(Spread* s, double* mean, int64_t value) noexcept nogil:
-    cdef double delta
-    s.count += 1
-    s.total += value
-    delta = <double>value - mean[0]
-    mean[0] += delta / <double>s.count
-    s.variance += delta * (<double>value - mean[0])
-
 
 cdef void sgl_metrics(SglangCore* c) noexcept nogil:
     """Forward-pass metrics of the pass just run, from `chunks`, `lengths` and the queues."""

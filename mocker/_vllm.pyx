@@ -17,7 +17,7 @@ from mocker._common cimport (
     END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_TIME, NIL, POLICY_TRTLLM, ST_PENDING, ST_RESERVED, ST_RUNNING,
     ST_WAITING, WORKER_DECODE, WORKER_PREFILL, grown, int32_t, int64_t)
 from mocker._core cimport (
-    STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Spread, Work)
+    STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Work, spread_add)
 from mocker._kv cimport pool_cost, pool_use
 from mocker._offload cimport must_wait
 from mocker._offload_pass cimport (
@@ -409,15 +409,6 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
 
 
 # ---- forward-pass metrics ---------------------------------------------------------------------------------------
-
-cdef void spread_add(Spread* s, double* mean, int64_t value) noexcept nogil:
-    cdef double delta
-    s.count += 1
-    s.total += value
-    delta = <double>value - mean[0]
-    mean[0] += delta / <double>s.count
-    s.variance += delta * (<double>value - mean[0])
-
 
 cdef void core_metrics(Core* c) noexcept nogil:
     """Forward-pass metrics of the pass just run, from `works` and the queue (rule: `compute_fpm`)."""
