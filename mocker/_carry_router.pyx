@@ -3,7 +3,7 @@
 from mocker._carry cimport Carrier, carry, carry_array
 from mocker._common cimport int32_t, int64_t, uint64_t
 from mocker._router cimport (
-    ChooseFn, EstimateFn, Hold, KeyTable, Load, Node, Placement, QueueClass, Router, Segment, Ticket)
+    ChooseFn, EstimateFn, Hold, KeyTable, Load, Lower, Node, Placement, QueueClass, Router, Segment, Ticket)
 
 
 cdef void table_carry(Carrier* io, KeyTable* t) noexcept nogil:
@@ -22,10 +22,12 @@ cdef void router_carry(Carrier* io, Router* r, int64_t bucket_places) noexcept n
     cdef Ticket* t
     cdef ChooseFn choose = r.choose
     cdef EstimateFn estimate = r.estimate
+    cdef Lower* lower = r.lower                # NULL: tiers are not carried
     cdef void* choose_context = r.choose_context
     cdef void* estimate_context = r.estimate_context
     carry(io, r, sizeof(Router))
     r.choose, r.choose_context, r.estimate, r.estimate_context = choose, choose_context, estimate, estimate_context
+    r.lower = lower
     w = r.workers_cap
     table_carry(io, &r.table)
     table_carry(io, &r.rows)
@@ -46,6 +48,7 @@ cdef void router_carry(Carrier* io, Router* r, int64_t bucket_places) noexcept n
         carry_array(io, <void**>&t.keys, t.n, <int64_t>t.n + 1, sizeof(uint64_t))
         carry_array(io, <void**>&t.overlaps, 2 * <int64_t>t.overlaps_used, 2 * <int64_t>t.overlaps_used + 1,
                     sizeof(int32_t))
+        carry_array(io, <void**>&t.lower, 3 * <int64_t>t.lower_used, 3 * <int64_t>t.lower_used + 1, sizeof(int32_t))
     carry_array(io, <void**>&r.classes, r.n_classes, r.n_classes, sizeof(QueueClass))
     if r.classes == NULL:
         r.n_classes = 0

@@ -3,6 +3,8 @@
 # the caller's number of a request, a worker its number of a worker.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._kv cimport Path, Pool
+from mocker._offload cimport World
+from mocker._offload_tiers cimport BlockSet
 from mocker._spec cimport StdRng
 
 cdef enum RouteKind:               # how a worker is chosen
@@ -87,6 +89,8 @@ cdef struct Ticket:                # one request that is queued or in flight
     int32_t* overlaps              # [2 * overlaps_used] queued only: worker, cached blocks when it arrived
     int64_t overlaps_cap
     int32_t overlaps_used
+    int32_t* lower                 # [3 * lower_used] the same of `Lower`: worker, host blocks, disk blocks
+    int32_t lower_used
     int32_t queue                  # its class
     uint32_t strict                # queue order: highest first,
     double score                   # then highest,
@@ -129,6 +133,16 @@ cdef struct Ask:                   # what the function of ROUTE_CALL may look at
     const Load* loads              # by worker
 
 
+cdef struct Lower:                 # blocks below the GPU, for a router that credits them
+    double host_weight             # what a block in the host counts, where one on the GPU counts `credit`
+    double disk_weight             # the same on the disk or in a remote store
+    World* world                   # of a replay: its disk and remote store, of which there are no events; NULL: none
+    BlockSet* sets                 # [3 * cap] blocks by worker and tier
+    int32_t* host                  # [cap] of the request under way: blocks in the host that follow the cached ones
+    int32_t* disk                  # [cap] and those on the disk and beyond that follow these
+    int64_t cap                    # workers
+
+
 cdef struct Node:                  # of the tree of eligible workers: the lowest base cost below it
     double key
     int32_t count                  # workers that have it
@@ -156,6 +170,7 @@ cdef struct Router:
     double prefix_bound            # ROUTE_PREFIX: times the mean number of requests that a worker may have, 0: any
     ChooseFn choose
     void* choose_context
+    Lower* lower                   # NULL: only blocks on the GPU count
     EstimateFn estimate            # NULL: active prefill tokens do not melt
     void* estimate_context
     StdRng rng
@@ -244,3 +259,4 @@ cdef class RouterCore:
     cdef object estimator          # Python estimator
     cdef object failure            # exception of one of them
     cdef object hook               # ScoreHook of ROUTE_CALL
+    cdef object world              # OffloadWorld that `lower` looks into

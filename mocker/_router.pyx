@@ -21,13 +21,18 @@ import numpy as np
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._hooks cimport ScoreHook, hook_choose
 from mocker._kv cimport Path, Pool
+from mocker._offload_engine cimport OffloadWorld
 from mocker._router_choice cimport (
     fill_costs, load_changed, reorder, router_add_worker, router_remove_worker, select)
 from mocker._router_index cimport (
-    blocks_add, blocks_remove, index_events, router_cleared, router_removed, router_stored, table_find, walk, warm_up)
+    blocks_add, blocks_remove, index_events, index_forget, router_cleared, router_removed, router_stored, table_find,
+    walk, warm_up)
 from mocker._router_loads cimport (
     nanos_of, prefill_add, prefill_remove, prefill_tokens, router_free, router_init, ticket_drop, ticket_new)
 from mocker._router_queue cimport all_busy, enqueue, heap_take, next_ticket
+from mocker._router_tiers cimport (
+    TIER_EXTERNAL, TIER_HOST, cached_tokens, lower_best, lower_block, lower_cleared, lower_new, lower_recall,
+    lower_walk)
 from mocker._spec cimport rng_seed
 
 cdef enum:
@@ -48,6 +53,9 @@ cdef int64_t best_cached(Router* r, int64_t isl) noexcept nogil:
     """Prompt tokens that the eligible worker with the longest cached prefix has."""
     cdef int32_t i
     cdef int64_t best = 0
+    if r.lower != NULL:
+        best = lower_best(r)
+        return best if best < isl else isl
     for i in range(r.n_warm):
         if r.overlap[r.warm[i]] > best and r.loads[r.warm[i]].eligible:
             best = r.overlap[r.warm[i]]
@@ -80,7 +88,7 @@ cdef void admit(Router* r, int32_t ticket, const uint64_t* keys, const int32_t* 
             t.alone = blocks
             load.blocks += blocks
     if r.track_prefill:
-        cached = <int64_t>r.overlap[w] * r.block_size
+        cached = cached_tokens(r, w)
         if cached < t.isl:
             prefill_add(r, ticket, t.isl - cached, cached, nanos_of(now) if r.estimate != NULL else 0)
     load_changed(r, w)
@@ -100,6 +108,8 @@ cdef int32_t router_arrival(Router* r, int64_t row, Path* path, int64_t isl, int
     if not walk(r, path.keys if n > 0 else NULL, path.ends if n > 0 else NULL, n, reads,
                 r.track_blocks and r.share_blocks):
         return ROUTED_ERROR
+    if r.lower != NULL:
+        lower_walk(r, path.keys if n > 0 else NULL, path.ends if n > 0 else NULL, n)
     if policy < 0:
         cached = best_cached(r, isl)
         i = 0
@@ -191,6 +201,8 @@ cdef int64_t router_drain(Router* r, double now) noexcept nogil:
         for i in range(t.overlaps_used):
             warm_up(r, t.overlaps[2 * i])
             r.overlap[t.overlaps[2 * i]] = t.overlaps[2 * i + 1]
+        if r.lower != NULL:
+            lower_recall(r, t)
         t.n = 0
         admit_queued(r, ticket, n, now)
         t = &r.tickets[ticket]
@@ -199,7 +211,8 @@ cdef int64_t router_drain(Router* r, double now) noexcept nogil:
             break
         free(t.keys)
         free(t.overlaps)
-        t.keys, t.overlaps = NULL, NULL
+        free(t.lower)
+        t.keys, t.overlaps, t.lower = NULL, NULL, NULL
         r.placed[r.placed_used].row, r.placed[r.placed_used].worker = t.row, t.worker
         r.placed[r.placed_used].overlap, r.placed[r.placed_used].isl = r.last_overlap, t.isl
         r.placed_used += 1
@@ -219,7 +232,7 @@ cdef void router_finalize_worker(Router* r, int32_t worker) noexcept nogil:
     for i in range(r.tickets_used):
         if r.tickets[i].worker == worker:
             router_completed(r, r.tickets[i].row, 0.0)
-    router_cleared(r, worker)
+    index_forget(r, worker)
 
 
 # ---- Python side ------------------------------------------------------------------------------------------------
@@ -309,12 +322,14 @@ cdef class RouterCore:
         ``estimator(fresh tokens, cached tokens) -> seconds or None`` of a prefill; active prefill tokens then melt.
     tree_from : int
         Workers from which on the cheapest is found by a tree, not by comparing all; the choice is the same.
+    lower_tiers : bool
+        Of the kind "kv": blocks below the GPU count too, at the weights of the configuration.
     """
 
     def __cinit__(self, str kind, config, int64_t block_size, int32_t workers, max_batched_tokens=None,
                   bint random_ties=False, uint64_t seed=0, model_name=None, bint skip_own=False,
                   int32_t prefix_blocks=1, double prefix_bound=0.0, function=None, estimator=None,
-                  int32_t tree_from=TREE_FROM):
+                  int32_t tree_from=TREE_FROM, bint lower_tiers=False):
         cdef Router* r = &self.r
         cdef int32_t i
         cdef QueueClass* q
@@ -341,10 +356,16 @@ cdef class RouterCore:
         if estimator is not None:
             r.estimate, r.estimate_context = call_estimator, <void*>self
         r.tree_from = tree_from
-        r.tree_exact = r.kind == ROUTE_KV and r.temperature == 0.0 and r.estimate == NULL and (
+        r.tree_exact = r.kind == ROUTE_KV and r.temperature == 0.0 and r.estimate == NULL and not lower_tiers and (
             not r.track_prefill or (r.credit_decay == 0.0 and block_size & (block_size - 1) == 0
                                     and (r.prefill_scale == 0.0 or (frexp(r.prefill_scale)[0] == 0.5
                                                                     and 2.0**-10 <= r.prefill_scale <= 2.0**10))))
+        if lower_tiers:
+            if r.kind != ROUTE_KV:
+                raise ValueError("only the router kind 'kv' credits blocks below the GPU")
+            r.lower = lower_new(config.host_cache_hit_weight, config.disk_cache_hit_weight)
+            if r.lower == NULL:
+                raise MemoryError
         rng_seed(&r.rng, seed)
         self.profile = config.policy_profile(model_name)
         classes = self.profile.classes
@@ -451,6 +472,33 @@ cdef class RouterCore:
         check_worker(self, worker)
         router_cleared(&self.r, worker)
 
+    @property
+    def lower_tiers(self):
+        """Whether blocks below the GPU count."""
+        return self.r.lower != NULL
+
+    def use_world(self, OffloadWorld world):
+        """Let the disk and the remote store of a replay count, which all workers share."""
+        if self.r.lower == NULL:
+            raise ValueError("this router counts only blocks on the GPU")
+        self.world = world
+        self.r.lower.world = &world.w
+
+    def lower_block(self, int32_t worker, int tier, uint64_t key, bint stored, int32_t at=0):
+        """Let a tier below a worker's GPU (1: host, 2: disk, 3: external) have a block of a segment, or not."""
+        check_worker(self, worker)
+        if self.r.lower == NULL or not TIER_HOST <= tier <= TIER_EXTERNAL:
+            raise ValueError(f"this router has no tier {tier}")
+        lower_block(&self.r, worker, tier, key, at, stored)
+        self.raise_error()
+
+    def lower_cleared(self, int32_t worker, int tier):
+        """Take all blocks away from a tier below a worker's GPU."""
+        check_worker(self, worker)
+        if self.r.lower == NULL or not TIER_HOST <= tier <= TIER_EXTERNAL:
+            raise ValueError(f"this router has no tier {tier}")
+        lower_cleared(&self.r, worker, tier)
+
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def arrival(self, int64_t row, const uint64_t[::1] keys, const int32_t[::1] ends, int64_t isl,
@@ -516,7 +564,8 @@ cdef class RouterCore:
         Returns
         -------
         dict of int to tuple
-            ``worker: (cached blocks, active prefill tokens, active blocks, new blocks, cost)``.
+            ``worker: (cached blocks, active prefill tokens, active blocks, new blocks, cost, blocks in the host that
+            follow the cached ones, blocks on the disk and beyond that follow these)``.
         """
         cdef Path path = path_of(keys, ends)
         cdef int32_t i, w
@@ -528,12 +577,16 @@ cdef class RouterCore:
         if self.r.track_blocks:
             blocks = ((path.ends[path.n - 1] if path.n > 0 else 0) if self.r.share_blocks
                       else isl // self.r.block_size)
+        if self.r.lower != NULL:
+            lower_walk(&self.r, path.keys, path.ends, path.n)
         fill_costs(&self.r, isl, blocks, nanos)
         out = {}
         for i in range(self.r.n_eligible):
             w = self.r.eligible[i]
             out[w] = (self.r.overlap[w], prefill_tokens(&self.r, &self.r.loads[w], nanos), self.r.loads[w].blocks,
-                      blocks - self.r.shared[w], self.r.cost[i])
+                      blocks - self.r.shared[w], self.r.cost[i],
+                      self.r.lower.host[w] if self.r.lower != NULL else 0,
+                      self.r.lower.disk[w] if self.r.lower != NULL else 0)
         return out
 
     def overlaps(self, const uint64_t[::1] keys, const int32_t[::1] ends):

@@ -17,6 +17,7 @@ from mocker._router cimport (
     ROUTE_KV, ROUTE_LEAST_REQUESTS, ROUTE_LEAST_TOKENS, ROUTE_PREFIX, ROUTE_RANDOM, ROUTE_ROUND_ROBIN,
     ROUTE_TWO_CHOICES, ROUTER_CHOICE, ROUTER_MEMORY, Ask, Load, Node, Router)
 from mocker._router_loads cimport nanos_of, prefill_tokens
+from mocker._router_tiers cimport lower_cached, lower_room
 from mocker._spec cimport rng_u64
 
 
@@ -27,23 +28,30 @@ cdef inline uint64_t below(Router* r, uint64_t n) noexcept nogil:
     return ((rng_u64(&r.rng) >> 32) * n) >> 32
 
 
-cdef inline double cost_of(Router* r, int64_t tokens, int64_t blocks, int64_t overlap, int64_t isl,
-                           int64_t floor_tokens) noexcept nogil:
+cdef inline double cost_with(Router* r, int64_t tokens, int64_t blocks, int64_t overlap, int64_t cached, double host,
+                             double disk, int64_t isl, int64_t floor_tokens) noexcept nogil:
     """Cost of one worker; the order of the operations decides ties.
 
     Rule: `DefaultWorkerSelector::worker_logit`. `tokens`: active prefill tokens; `blocks`: active blocks with the
-    request's own; `floor_tokens`: fewest active prefill tokens of any eligible worker.
+    request's own; `cached`: prompt tokens that need not be computed; `host`, `disk`: what blocks below the GPU take
+    off; `floor_tokens`: fewest active prefill tokens of any eligible worker.
     """
     cdef double size = <double>r.block_size, credit = r.credit, left, excess
-    cdef int64_t cached = overlap * r.block_size, raw = 0
+    cdef int64_t raw = 0
     if r.track_prefill:
         raw = tokens + (isl - cached if isl > cached else 0) + cached
         if r.credit_decay > 0.0:
             excess = <double>(tokens - floor_tokens) / size
             excess /= <double>((isl + r.block_size - 1) // r.block_size)
             credit = r.credit * (1.0 / (1.0 + r.credit_decay * excess))
-    left = <double>raw / size - credit * <double>overlap
+    left = <double>raw / size - (credit * <double>overlap + host + disk)
     return r.prefill_scale * (left if left > 0.0 else 0.0) + <double>blocks
+
+
+cdef inline double cost_of(Router* r, int64_t tokens, int64_t blocks, int64_t overlap, int64_t isl,
+                           int64_t floor_tokens) noexcept nogil:
+    """Cost of one worker where only blocks on the GPU count."""
+    return cost_with(r, tokens, blocks, overlap, overlap * r.block_size, 0.0, 0.0, isl, floor_tokens)
 
 
 cdef void fill_costs(Router* r, int64_t isl, int64_t blocks, int64_t now) noexcept nogil:
@@ -55,6 +63,14 @@ cdef void fill_costs(Router* r, int64_t isl, int64_t blocks, int64_t now) noexce
             tokens = prefill_tokens(r, &r.loads[r.eligible[i]], now)
             if i == 0 or tokens < lowest:
                 lowest = tokens
+    if r.lower != NULL:
+        for i in range(r.n_eligible):
+            w = r.eligible[i]
+            tokens = prefill_tokens(r, &r.loads[w], now)
+            r.cost[i] = cost_with(r, tokens, r.loads[w].blocks + (blocks - r.shared[w]), r.overlap[w],
+                                  lower_cached(r, w), r.lower.host_weight * <double>r.lower.host[w],
+                                  r.lower.disk_weight * <double>r.lower.disk[w], isl, lowest)
+        return
     for i in range(r.n_eligible):
         w = r.eligible[i]
         tokens = prefill_tokens(r, &r.loads[w], now)
@@ -343,6 +359,9 @@ cdef bint router_add_worker(Router* r, int32_t worker, int64_t order) noexcept n
             r.error = ROUTER_MEMORY
             return False
         r.cost = <double*>moved
+        if r.lower != NULL and not lower_room(r.lower, cap):
+            r.error = ROUTER_MEMORY
+            return False
         r.workers_cap = cap
     while r.workers < need:
         load = &r.loads[r.workers]

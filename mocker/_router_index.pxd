@@ -31,6 +31,7 @@ cdef void table_delete(KeyTable* t, uint64_t key) noexcept nogil
 cdef void router_stored(Router* r, int32_t worker, uint64_t key, int32_t end) noexcept nogil
 cdef void router_removed(Router* r, int32_t worker, uint64_t key, int32_t start) noexcept nogil
 cdef void router_cleared(Router* r, int32_t worker) noexcept nogil
+cdef void index_forget(Router* r, int32_t worker) noexcept nogil
 cdef bint walk(Router* r, const uint64_t* keys, const int32_t* ends, int32_t n, bint cached,
                bint active) noexcept nogil
 cdef void blocks_add(Router* r, Ticket* t, const uint64_t* keys, const int32_t* ends, int32_t n) noexcept nogil

@@ -15,6 +15,7 @@ from libc.string cimport memset
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint64_t
 from mocker._kv cimport Event, Piece, Pool
 from mocker._router cimport ROUTE_CALL, ROUTE_KV, ROUTER_MEMORY, Hold, KeyTable, Router, Segment, Ticket
+from mocker._router_tiers cimport TIER_EXTERNAL, TIER_HOST, lower_cleared, lower_event
 
 
 # ---- key tables -------------------------------------------------------------------------------------------------
@@ -194,6 +195,15 @@ cdef void router_cleared(Router* r, int32_t worker) noexcept nogil:
             router_removed(r, worker, r.segments[s].key, 0)
 
 
+cdef void index_forget(Router* r, int32_t worker) noexcept nogil:
+    """The worker is gone with all its blocks."""
+    cdef int tier
+    router_cleared(r, worker)
+    if r.lower != NULL:
+        for tier in range(TIER_HOST, TIER_EXTERNAL + 1):
+            lower_cleared(r, worker, tier)
+
+
 cdef void index_events(Router* r, int32_t worker, Pool* pool) noexcept nogil:
     """Apply a pool's event log and empty it."""
     cdef int64_t i, k
@@ -203,6 +213,8 @@ cdef void index_events(Router* r, int32_t worker, Pool* pool) noexcept nogil:
         for i in range(pool.events_used):
             e = &pool.events[i]
             if e.tier:                         # not on the GPU
+                if r.lower != NULL:
+                    lower_event(r, worker, e, pool)
                 continue
             for k in range(e.first, e.first + e.pieces):
                 p = &pool.pieces[k]

@@ -14,6 +14,7 @@ from libc.string cimport memset
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint64_t
 from mocker._router cimport Load, Router, Ticket
 from mocker._router_index cimport table_delete, table_insert, table_resize
+from mocker._router_tiers cimport lower_free
 
 
 # ---- active prefill tokens --------------------------------------------------------------------------------------
@@ -125,7 +126,8 @@ cdef void ticket_drop(Router* r, int32_t ticket) noexcept nogil:
         t.cap = 0
     free(t.keys)
     free(t.overlaps)
-    t.keys, t.overlaps, t.keys_cap, t.overlaps_cap = NULL, NULL, 0, 0
+    free(t.lower)
+    t.keys, t.overlaps, t.keys_cap, t.overlaps_cap, t.lower = NULL, NULL, 0, 0, NULL
     t.row = t.worker = NIL
     t.next = r.free_ticket
     r.free_ticket = ticket
@@ -149,6 +151,7 @@ cdef void router_free(Router* r) noexcept nogil:
         free(r.tickets[i].depths)
         free(r.tickets[i].keys)
         free(r.tickets[i].overlaps)
+        free(r.tickets[i].lower)
     for i in range(r.n_classes):
         free(r.classes[i].heap)
     free(r.table.keys)
@@ -171,3 +174,4 @@ cdef void router_free(Router* r) noexcept nogil:
     free(r.cost)
     free(r.found)
     free(r.placed)
+    lower_free(r.lower)

@@ -13,6 +13,7 @@ from mocker._kv cimport Path
 from mocker._router cimport (
     QUEUE_FCFS, QUEUE_LCFS, ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, ROUTER_MEMORY, QueueClass, Router, Ticket)
 from mocker._router_loads cimport prefill_tokens, ticket_new
+from mocker._router_tiers cimport lower_keep
 
 
 # ---- heaps ------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ cdef int32_t enqueue(Router* r, int64_t row, Path* path, int32_t n, int64_t isl,
     t.overlaps_used = 0
     t.overlaps = <int32_t*>malloc((2 * <int64_t>r.n_warm + 1) * sizeof(int32_t))
     t.keys = <uint64_t*>malloc((<int64_t>n + 1) * sizeof(uint64_t))
-    if t.overlaps == NULL or t.keys == NULL:
+    if t.overlaps == NULL or t.keys == NULL or (r.lower != NULL and not lower_keep(r, t)):
         r.error = ROUTER_MEMORY
         return ROUTED_ERROR
     for i in range(r.n_warm):

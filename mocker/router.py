@@ -14,16 +14,32 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ._hash import compute_block_hash_for_seq, xxh3_64
-from ._router import QueueRejection, RouterCore
+from ._router import QueueRejection
 from .router_config import KvRouterConfig
+from .router_policy import (
+    DEFAULT_BUDGET,
+    Estimator,
+    KvAware,
+    LeastLoaded,
+    PowerOfTwo,
+    PrefixAffinity,
+    RandomChoice,
+    RequestView,
+    RoundRobin,
+    RouteFunction,
+    RoutingPolicy,
+    UserFunction,
+    WorkerView,
+    routing_policy,
+)
 
 __all__ = [
     "Decision",
@@ -46,255 +62,9 @@ __all__ = [
 ]
 
 HASH_SEED = 1337
-DEFAULT_BUDGET = 8192
+_LOWER = {"host_pinned": 1, "disk": 2, "external": 3}
 Worker = int | tuple[int, int]
 """A worker's id, or (worker id, data-parallel rank)."""
-
-
-# --- policies --------------------------------------------------------------------------------------------------------
-
-
-class RequestView(NamedTuple):
-    """What a user's function sees of a request."""
-
-    id: Any
-    """The caller's id; in a replay the row of the trace."""
-    prompt_tokens: int
-    now_ms: float
-
-
-class WorkerView(NamedTuple):
-    """What a user's function sees of a worker that it may choose."""
-
-    worker: Any
-    """The worker's id; what the function returns."""
-    requests: int
-    """Requests that it was given and that have not ended."""
-    prompt_tokens: int
-    """Their prompt tokens."""
-    cached_blocks: int
-    """Leading blocks of this request's prompt that it has in its cache."""
-
-
-RouteFunction = Callable[[RequestView, Sequence[WorkerView]], Any]
-Estimator = Callable[[int, int], "float | None"]
-
-
-@dataclass(frozen=True)
-class RoutingPolicy:
-    """How a worker is chosen; the base of all policies."""
-
-    kind: ClassVar[str] = ""
-
-    def core(
-        self, block_size: int, workers: int, *, max_num_batched_tokens: int | None = DEFAULT_BUDGET,
-        tie_break: str = "random", seed: int = 0, model_name: str | None = None, skip_own: bool = False,
-        prefill_estimator: Estimator | None = None, **more: Any,
-    ) -> RouterCore:
-        """Make the compiled router of this policy.
-
-        Parameters
-        ----------
-        block_size : int
-            Tokens a block.
-        workers : int
-            Workers 0, 1, … that may be chosen from the start.
-        max_num_batched_tokens : int or None
-            Token budget of a worker's pass; None is no limit.
-        tie_break : {"random", "lowest"}
-            Which of equally good workers is chosen.
-        seed : int
-            Of all random choices: equal calls give equal choices.
-        model_name : str, optional
-            Picks a model's queues in the policy file.
-        skip_own : bool
-            Trace replays: ignore blocks of generated tokens, which no prompt there can have.
-        prefill_estimator : callable, optional
-            ``(uncached tokens, cached tokens) -> seconds or None``.
-        """
-        if tie_break not in ("random", "lowest"):
-            raise ValueError(f"tie_break must be 'random' or 'lowest', got {tie_break!r}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed must be in 0..=2**64-1, got {seed}")
-        more.setdefault("config", KvRouterConfig(router_queue_threshold=None))
-        return RouterCore(
-            self.kind, more.pop("config"), block_size, workers, max_num_batched_tokens, tie_break == "random", seed,
-            model_name, skip_own, estimator=prefill_estimator, **more,
-        )
-
-
-@dataclass(frozen=True)
-class KvAware(RoutingPolicy):
-    """The KV-aware router: least prefill work left, cached blocks taken off, plus least blocks in use.
-
-    It needs to know each worker's cached blocks (KV events), and of each request its prompt, when its prefill ended
-    and when it ended. Requests wait in the router while all workers are busy.
-
-    Attributes
-    ----------
-    config : KvRouterConfig
-        Its settings.
-    """
-
-    kind = "kv"
-    config: KvRouterConfig = field(default_factory=KvRouterConfig)
-
-    def core(self, block_size: int, workers: int, **options: Any) -> RouterCore:
-        """Make the compiled router; see :meth:`RoutingPolicy.core`."""
-        return super().core(block_size, workers, config=self.config, **options)
-
-
-@dataclass(frozen=True)
-class RoundRobin(RoutingPolicy):
-    """One worker after the other, by id. It needs to know nothing."""
-
-    kind = "round_robin"
-
-
-@dataclass(frozen=True)
-class RandomChoice(RoutingPolicy):
-    """Any worker, all alike. It needs to know nothing."""
-
-    kind = "random"
-
-
-@dataclass(frozen=True)
-class LeastLoaded(RoutingPolicy):
-    """The worker with the fewest requests in flight, or the fewest prompt tokens of such requests.
-
-    It needs to know when requests end, and for ``by="tokens"`` how long their prompts are.
-
-    Attributes
-    ----------
-    by : {"requests", "tokens"}
-        What is counted.
-    """
-
-    by: str = "requests"
-
-    def __post_init__(self) -> None:
-        if self.by not in ("requests", "tokens"):
-            raise ValueError(f"by must be 'requests' or 'tokens', got {self.by!r}")
-
-    def core(self, block_size: int, workers: int, **options: Any) -> RouterCore:
-        """Make the compiled router; see :meth:`RoutingPolicy.core`."""
-        policy = _LeastTokens() if self.by == "tokens" else _LeastRequests()
-        return policy.core(block_size, workers, **options)
-
-
-@dataclass(frozen=True)
-class _LeastRequests(RoutingPolicy):
-    kind = "least_requests"
-
-
-@dataclass(frozen=True)
-class _LeastTokens(RoutingPolicy):
-    kind = "least_tokens"
-
-
-@dataclass(frozen=True)
-class PowerOfTwo(RoutingPolicy):
-    """Two different random workers; of them the one with fewer requests in flight, the first if they are equal.
-
-    It needs to know the load of only the two that it asks, and when requests end.
-    """
-
-    kind = "two_choices"
-
-
-@dataclass(frozen=True)
-class PrefixAffinity(RoutingPolicy):
-    """Equal first blocks go to the same worker, by rendezvous hashing.
-
-    It needs to know the prompt's first blocks, nothing of the workers' caches; with a load bound also when requests
-    end. When a worker comes or goes, only prompts that it gets or had move. A prompt without a full block goes
-    anywhere.
-
-    Attributes
-    ----------
-    blocks : int
-        Leading blocks of the prompt that are hashed (all, if it has fewer).
-    load_bound : float
-        A worker with this many times the mean number of requests is passed over for the next in hash order; 0 turns
-        that off, and 1 keeps all loads equal.
-    """
-
-    kind = "prefix"
-    blocks: int = 4
-    load_bound: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.blocks < 2**31:
-            raise ValueError(f"blocks must be in 1..=2**31-1, got {self.blocks}")
-        if not (self.load_bound == 0.0 or 1.0 <= self.load_bound < float("inf")):
-            raise ValueError(f"load_bound must be 0 (off) or a finite number of at least 1, got {self.load_bound}")
-
-    def core(self, block_size: int, workers: int, **options: Any) -> RouterCore:
-        """Make the compiled router; see :meth:`RoutingPolicy.core`."""
-        return super().core(block_size, workers, prefix_blocks=self.blocks, prefix_bound=self.load_bound, **options)
-
-
-@dataclass(frozen=True)
-class UserFunction(RoutingPolicy):
-    """A function of your own, called once a request.
-
-    ``function(request, workers)`` gets a :class:`RequestView` and a list of :class:`WorkerView` in order of their
-    ids, and returns the id of one of them. It may look at all that is in these, so KV events are needed as well as
-    the end of requests.
-
-    Attributes
-    ----------
-    function : callable
-        The function.
-    """
-
-    kind = "function"
-    function: RouteFunction
-
-    def core(self, block_size: int, workers: int, **options: Any) -> RouterCore:
-        """Make the compiled router; see :meth:`RoutingPolicy.core`."""
-        function = self.function
-
-        def call(row: int, isl: int, now: float, views: list[tuple[int, int, int, int]]) -> int:
-            return operator.index(function(RequestView(row, isl, now), [WorkerView(*view) for view in views]))
-
-        options.setdefault("function", call)
-        return super().core(block_size, workers, **options)
-
-
-_BY_NAME: Mapping[str, Callable[[], RoutingPolicy]] = {
-    "kv": KvAware,
-    "kv_router": KvAware,
-    "round_robin": RoundRobin,
-    "random": RandomChoice,
-    "least_requests": lambda: LeastLoaded("requests"),
-    "least_tokens": lambda: LeastLoaded("tokens"),
-    "power_of_two": PowerOfTwo,
-    "prefix_affinity": PrefixAffinity,
-}
-
-
-def routing_policy(policy: str | RoutingPolicy | RouteFunction) -> RoutingPolicy:
-    """Make a policy of its name, of a function, or of a policy.
-
-    Parameters
-    ----------
-    policy : str, RoutingPolicy or callable
-        "kv" or "kv_router", "round_robin", "random", "least_requests", "least_tokens", "power_of_two",
-        "prefix_affinity"; or a function (see :class:`UserFunction`).
-
-    Raises
-    ------
-    ValueError
-        For another name.
-    """
-    if isinstance(policy, RoutingPolicy):
-        return policy
-    if callable(policy):
-        return UserFunction(policy)
-    if policy not in _BY_NAME:
-        raise ValueError(f"routing policy must be one of {', '.join(_BY_NAME)}, or a function, got {policy!r}")
-    return _BY_NAME[policy]()
 
 
 # --- routers outside a replay ----------------------------------------------------------------------------------------
@@ -312,6 +82,10 @@ class Score(NamedTuple):
     new_blocks: int
     """Prompt blocks of this request that are not among them."""
     cost: float
+    host_blocks: int = 0
+    """Blocks in the worker's host tier that follow the cached ones; 0 if the router does not look there."""
+    disk_blocks: int = 0
+    """Blocks on disk or in a remote store that follow these."""
 
 
 class WorkerLoad(NamedTuple):
@@ -356,6 +130,7 @@ class _Known:
     def __init__(self, number: int, name: Worker) -> None:
         self.number, self.name = number, name
         self.keys: dict[int, int] = {}
+        self.lower: dict[str, set[int]] = {tier: set() for tier in _LOWER}
 
 
 def _child(parent: int, local: int) -> int:
@@ -413,6 +188,7 @@ class Router:
         self._rows: dict[Hashable, int] = {}
         self._ids: dict[int, Hashable] = {}
         self._next_row = 0
+        self._named: dict[int, int] = {}       # keys of all blocks that events named, for parents that are gone
         options: dict[str, Any] = {}
         if isinstance(self.policy, UserFunction):
             options["function"] = self._call
@@ -468,6 +244,8 @@ class Router:
         self._core.remove_worker(known.number)
         self._core.finalize_worker(known.number)
         known.keys.clear()
+        for blocks in known.lower.values():
+            blocks.clear()
         for request_id in [id_ for id_, row in self._rows.items() if not self._core.knows(row)]:
             self._forget(request_id)
 
@@ -488,20 +266,23 @@ class Router:
             The worker that sends it; None takes the event's own ``worker_id``.
         event : mapping
             The reference's JSON form: ``{"event_id", "data", "dp_rank"}``, bare or as the ``"event"`` of
-            ``{"worker_id", "storage_tier", "event"}``. Events of other tiers than "device" are ignored.
+            ``{"worker_id", "storage_tier", "event"}``. Events of other tiers than "device" ("host_pinned", "disk",
+            "external") are ignored, unless the policy is ``KvAware(lower_tiers=True)``.
 
         Raises
         ------
         ValueError
-            For an unknown worker, a block whose parent the worker does not have, or a removed block that it does not
-            have; nothing is changed then.
+            For an unknown worker, a block whose parent the worker does not have (below the GPU: that no event has
+            named), or a removed block that it does not have; nothing is changed then.
         """
         inner = event.get("event", event)
         if worker_id is None:
-            worker_id = event["worker_id"]
-        if event.get("storage_tier", "device") != "device":
-            return
+            worker_id = operator.index(event["worker_id"])
+        tier = event.get("storage_tier", "device")
         rank, data = inner.get("dp_rank", 0), inner["data"]
+        if tier != "device":
+            self._lower_event(worker_id, rank, tier, data)
+            return
         if data == "cleared":
             for (other, _), cleared in self._workers.items():
                 if other == worker_id:
@@ -523,6 +304,43 @@ class Router:
         else:
             raise ValueError(f"a KV event's data must be stored, removed or cleared, got {data!r}")
 
+    def _lower_event(self, worker_id: int, rank: int, tier: str, data: Any) -> None:
+        """Apply an event of a tier below the GPU, if such blocks count."""
+        if tier not in _LOWER:
+            raise ValueError(f"storage_tier must be device, {', '.join(_LOWER)}, got {tier!r}")
+        if not self._core.lower_tiers:
+            return
+        number = _LOWER[tier]
+        if data == "cleared":
+            for (other, _), cleared in self._workers.items():
+                if other == worker_id:
+                    cleared.lower[tier].clear()
+                    self._core.lower_cleared(cleared.number, number)
+            return
+        known = self._known((worker_id, rank))
+        blocks = known.lower[tier]
+        if "stored" in data:
+            parent = data["stored"].get("parent_hash")
+            if parent is not None and parent not in self._named:
+                raise ValueError(f"worker {known.name} stores blocks below {parent}, which no event has named")
+            above = None if parent is None else self._named[parent]
+            for block in data["stored"]["blocks"]:
+                hash_, local = int(block["block_hash"]), int(block["tokens_hash"])
+                above = local if above is None else _child(above, local)
+                self._named[hash_] = above
+                blocks.add(hash_)
+                self._core.lower_block(known.number, number, above, True)
+        elif "removed" in data:
+            hashes = [int(hash_) for hash_ in data["removed"]["block_hashes"]]
+            for hash_ in hashes:
+                if hash_ not in blocks:
+                    raise ValueError(f"worker {known.name} removes block {hash_} from {tier}, which does not have it")
+            for hash_ in hashes:
+                blocks.discard(hash_)
+                self._core.lower_block(known.number, number, self._named[hash_], False)
+        else:
+            raise ValueError(f"a KV event's data must be stored, removed or cleared, got {data!r}")
+
     def apply_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Apply KV events that name their workers, in order."""
         for event in events:
@@ -541,6 +359,8 @@ class Router:
         for hash_, local in blocks:
             above = local if above is None else _child(above, local)
             known.keys[hash_] = above
+            if self._core.lower_tiers:
+                self._named[hash_] = above
             self._core.stored(known.number, above, 1)
 
     # --- questions
@@ -716,6 +536,8 @@ class KvRouter(Router):
     ----------
     config : KvRouterConfig, optional
         Its settings.
+    lower_tiers : bool
+        Let blocks below the GPU count, see :class:`KvAware`.
     block_size, workers, tie_break, seed, max_num_batched_tokens, model_name, prefill_estimator
         See :class:`Router`.
     """
@@ -731,8 +553,9 @@ class KvRouter(Router):
         max_num_batched_tokens: int | None = DEFAULT_BUDGET,
         model_name: str | None = None,
         prefill_estimator: Estimator | None = None,
+        lower_tiers: bool = False,
     ) -> None:
         super().__init__(
-            KvAware(config) if config is not None else KvAware(), block_size, workers, tie_break=tie_break, seed=seed,
+            KvAware(config or KvRouterConfig(), lower_tiers), block_size, workers, tie_break=tie_break, seed=seed,
             max_num_batched_tokens=max_num_batched_tokens, model_name=model_name, prefill_estimator=prefill_estimator,
         )

@@ -397,7 +397,7 @@ class KvRouterConfig(Record):
     overlap_score_weight : float, optional
         Old name of ``prefill_load_scale``, which it overrides; 0 also sets ``overlap_score_credit`` to 0. Settable.
     host_cache_hit_weight, disk_cache_hit_weight : float
-        Credit for blocks in host memory and on disk, in [0, 1]. No effect in a replay, whose index has device blocks.
+        Credit for blocks in host memory, and on disk or beyond, in [0, 1]; only with ``router_lower_tiers``.
     router_temperature : float
         0: the cheapest worker. Above: workers are drawn with probability falling with their normalised cost.
     use_kv_events, durable_kv_events : bool
@@ -452,8 +452,8 @@ class KvRouterConfig(Record):
     __slots__ = ("_policy",)
 
     overlap_score_weight = _OldWeight(NOT_NEGATIVE, "Old name of prefill_load_scale.", nullable=True)
-    host_cache_hit_weight = Field[float](FRACTION, "Credit for blocks in host memory. " + _LIVE)
-    disk_cache_hit_weight = Field[float](FRACTION, "Credit for blocks on disk. " + _LIVE)
+    host_cache_hit_weight = Field[float](FRACTION, "Credit for blocks in host memory, with `router_lower_tiers`.")
+    disk_cache_hit_weight = Field[float](FRACTION, "Credit for blocks on disk, with `router_lower_tiers`.")
     router_temperature = Field[float](NOT_NEGATIVE, "Temperature of the choice; 0 takes the cheapest.")
     use_kv_events = Field[bool](BOOL, "Index fed by KV events. " + _LIVE)
     durable_kv_events = Field[bool](BOOL, "Events through a durable stream. " + _LIVE)

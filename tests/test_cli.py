@@ -109,6 +109,7 @@ def test_trace_defaults(stand):
         "router_mode": "round_robin",
         "router_tie_break": "random",
         "router_seed": 0,
+        "router_lower_tiers": False,
         "arrival_speedup_ratio": 1.0,
         "trace_block_size": None,
         "trace_format": "auto",

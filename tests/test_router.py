@@ -152,8 +152,8 @@ def test_cost_is_prefill_blocks_plus_active_blocks():
     tokens = list(range(1000))
     assert router.score(tokens)[0].cost == 15.625 + 15
     router.choose("a", tokens)
-    assert router.score(list(range(5000, 6000)))[0] == (0, 1000, 15, 15, 31.25 + 30)
-    assert router.score(tokens)[0] == (0, 1000, 15, 0, 31.25 + 15)
+    assert router.score(list(range(5000, 6000)))[0] == (0, 1000, 15, 15, 31.25 + 30, 0, 0)
+    assert router.score(tokens)[0] == (0, 1000, 15, 0, 31.25 + 15, 0, 0)
 
 
 def test_cached_blocks_and_settings_change_the_cost():

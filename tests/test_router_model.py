@@ -76,6 +76,8 @@ def options(rng):
         overlap_score_credit_decay=rng.choice([0.0, 0.0, 0.7]),
         prefill_load_scale=rng.choice([1.0, 0.0, 2.0, 2.3]),
         router_temperature=rng.choice([0.0, 0.0, 0.0, 0.5]),
+        host_cache_hit_weight=rng.choice([0.75, 0.75, 0.0, 0.4]),
+        disk_cache_hit_weight=rng.choice([0.25, 0.25, 1.0, 0.1]),
         router_track_active_blocks=rng.random() < 0.8,
         router_assume_kv_reuse=rng.random() < 0.8,
         router_track_prefill_tokens=rng.random() < 0.85,
@@ -110,8 +112,11 @@ class Pair:
                 return None
             return (fresh * 1.5 + cached * 0.25) * 1e-3 if fresh % 5 else 0.0
 
+        self.lower = rng.random() < 0.4
         self.core = RouterCore("kv", Config(self.config, self.profile), self.bs, workers, budget, random_ties, seed,
-                               estimator=duration if modelled else None, tree_from=rng.choice([0, 33]))
+                               estimator=duration if modelled else None, tree_from=rng.choice([0, 33]),
+                               lower_tiers=self.lower)
+        weights = self.config.host_cache_hit_weight, self.config.disk_cache_hit_weight
         self.model = Router(
             self.bs, workers, budget=10_000_000 if budget is None else budget, credit=self.config.overlap_score_credit,
             decay=self.config.overlap_score_credit_decay, scale=self.config.prefill_load_scale,
@@ -123,6 +128,7 @@ class Pair:
             draw=draws.draw if random_ties else None, sample=draws.sample,
             estimate=(lambda fresh, cached: None if duration(fresh, cached) is None
                       else round(duration(fresh, cached) * 1000.0 / 1000.0 * 1e9)) if modelled else None,
+            weights=weights if self.lower else None,
         )
         self.workers = set(range(workers))
 
@@ -160,7 +166,17 @@ def test_core_is_the_model(seed):
         now += rng.choice([0.0, 0.0, 1.0, 0.37, 12.5])
         live = sorted(pair.model.flight)
         what = rng.random()
-        if what < 0.35:
+        if pair.lower and rng.random() < 0.4:          # below the GPU anything may be anywhere
+            worker, tier = rng.choice(sorted(pair.workers - set(gone))), rng.randrange(3)
+            key, length, _ = rng.choice(segments)
+            at, stored = rng.randrange(length), rng.random() < 0.8
+            if rng.random() < 0.03:
+                pair.core.lower_cleared(worker, tier + 1)
+                pair.model.below[worker][tier].clear()
+            else:
+                pair.core.lower_block(worker, tier + 1, key, stored, at)
+                (set.add if stored else set.discard)(pair.model.below[worker][tier], (key, at))
+        elif what < 0.35:
             policy = 0 if not pair.profile.buckets else rng.choice([4, -1, -2])
             priority, strict = rng.choice([0, 0, 3, -2]), rng.choice([0, 0, 1])
             pair.arrival(row, path(segments, rng, pair.bs), priority, strict, policy, now)
@@ -225,7 +241,7 @@ def test_core_is_the_model(seed):
         pair.compare(now)
     prompt = path(segments, rng, pair.bs)
     if pair.model.eligible:
-        request = Request(row, prompt[2], prompt[3], pair.model.overlaps(prompt[2]))
+        request = Request(row, prompt[2], prompt[3], pair.model.overlaps(prompt[2]), pair.model.lower(prompt[2]))
         assert {w: p[4] for w, p in pair.core.parts(prompt[0], prompt[1], prompt[3], now).items()} \
             == pair.model.costs(request, now)
     for some in sorted(pair.model.flight):

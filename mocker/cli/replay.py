@@ -111,6 +111,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             router_mode=args.router_mode,
             router_tie_break=args.router_tie_break,
             router_seed=args.router_seed,
+            router_lower_tiers=args.router_lower_tiers,
             arrival_speedup_ratio=args.arrival_speedup_ratio,
             trace_block_size=args.trace_block_size,
             trace_format=args.trace_format,

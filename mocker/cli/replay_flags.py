@@ -115,6 +115,7 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     choice(group, "--router-tie-break", ("random", "lowest"), "which of equally good workers is taken", "random")
     count(group, "--router-seed", 0, "seed of the router's random draws", 0)
     text(group, "--router-config", "JSON", "settings of the KV router: a JSON object, or @FILE")
+    switch(group, "--router-lower-tiers", "let the KV router credit blocks in the tiers of KV offload too")
     policies = "YAML file of queue policies; with kv_router $DYN_ROUTER_POLICY_CONFIG if not given"
     text(group, "--router-policy-config", "FILE", policies)
     text(group, "--model-name", "NAME", "model whose profile to take from the queue policies")

@@ -561,8 +561,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              trace_shared_prefix_ratio: float = 0.0, trace_num_prefix_groups: int = 0,
              max_sim_time_ms: float | None = None, model_name: str | None = None, sla_ttft_ms: float | None = None,
              sla_itl_ms: float | None = None, sla_e2e_ms: float | None = None, router_tie_break: str = "random",
-             router_seed: int = 0, on_short_hash_ids: str = "error", compat: str | None = None,
-             progress: Progress | None = None, fast_forward: bool | FastPaths = True,
+             router_seed: int = 0, router_lower_tiers: bool = False, on_short_hash_ids: str = "error",
+             compat: str | None = None, progress: Progress | None = None, fast_forward: bool | FastPaths = True,
              recording: Recording | None = None, planner: Planner | None = None,
              trace_options: Mapping[str, Any] | None = None, exact_gaps: int | None = None,
              stream_to: PathLike | None = None, threads: int = 1, _report_only: bool = False,
@@ -590,6 +590,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     threads : int
         Workers to simulate at the same time where they do not depend on each other: open loop, round robin, single
         requests, without a recording, a stream or offload. The result is the same, byte for byte.
+    router_lower_tiers : bool
+        Blocks that a worker's host tier, the disk and the remote store have count in the KV router's score, at
+        `host_cache_hit_weight` and `disk_cache_hit_weight` of `router_config`. The reference's replays leave them out.
     recording : Recording, optional
         Record what happens over simulated time, for time series, the HTML report and the pass trace; results do not
         change.
@@ -612,7 +615,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
     given = locals()
     if stream_to is not None and recording is not None:
         raise ValueError("stream_to and recording exclude each other: a recording needs the columns of all requests")
-    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
+    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name,
+                      lower_tiers=router_lower_tiers)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
         decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,

@@ -51,6 +51,7 @@ class Routing:
     seed: int = 0
     model_name: str | None = None
     estimator: Callable[[int, int], float | None] | None = None    # uncached, cached tokens -> seconds of a prefill
+    lower_tiers: bool = False          # the KV router credits blocks in the host, on disk and in the remote store
 
     @property
     def routed(self) -> bool:
@@ -68,6 +69,8 @@ class Routing:
             raise TypeError(f"router_config must be KvRouterConfig, got {type(self.config).__name__}")
         if self.mode not in ("round_robin", "kv_router"):
             routing_policy(self.mode)
+        if self.lower_tiers and self.mode != "kv_router":
+            raise ValueError("router_lower_tiers requires router_mode='kv_router'")
 
 
 def with_prefill_loads(routing: Routing, source: AicPerfConfig | TimingModel | None) -> Routing:
@@ -170,7 +173,7 @@ def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bo
     """The compiled router of one pool, or None for round robin."""
     if not choice.routed:
         return None
-    policy = KvAware(config) if choice.mode == "kv_router" else routing_policy(choice.mode)
+    policy = KvAware(config, choice.lower_tiers) if choice.mode == "kv_router" else routing_policy(choice.mode)
     return policy.core(args.block_size, workers, max_num_batched_tokens=args.max_num_batched_tokens,
                        tie_break=choice.tie_break, seed=seed % 2**64, model_name=choice.model_name,
                        skip_own=not real_tokens, prefill_estimator=choice.estimator)
@@ -222,6 +225,15 @@ def _below(pools: Pools, first: list[Any], second: list[Any], rows: int, compat:
     return world
 
 
+def _look_below(router: RouterCore | None, world: OffloadWorld | None, args: MockEngineArgs) -> None:
+    """Let a router that credits blocks below the GPU see the shared tiers; refuses one that would see nothing."""
+    if router is None or not router.lower_tiers:
+        return
+    if world is None or not args.num_g2_blocks:
+        raise ValueError("router_lower_tiers requires num_g2_blocks: there is nothing below the routed workers' pools")
+    router.use_world(world)
+
+
 def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: float | None, real_tokens: bool,
                  fast: bool | FastPaths, planning: Planning | None = None,
                  compat: str | None = None) -> tuple[Cluster, bool]:
@@ -266,6 +278,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
         pools.workers == 1 and planning is None, fast.bits)
     if world is not None:
         cluster.set_offload(world)
+    _look_below(router, world, args)
     if router is not None or args.vllm_scheduling_policy == "priority":
         _set_ranks(cluster, router, workload.trace)
     _set_growing(cluster, workload, args, collector, limit)
@@ -293,6 +306,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
                             workload.tokens if real_tokens else None, None, cap, False, fast.bits)
     if world is not None:
         cluster.set_offload(world)
+    _look_below(first, world, prefill)
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
     cluster.split(
         decode_workers=pools.workers, prefill_collector=Collector(len(workload)), prefill_router=first,

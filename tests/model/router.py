@@ -33,6 +33,7 @@ class Request:
     blocks: list
     isl: int
     overlaps: dict
+    lower: dict = field(default_factory=dict)
     strict: int = 0
     score: float = 0.0
     number: int = 0
@@ -100,12 +101,12 @@ class Router:
 
     `buckets` is a list of lower ends; `table[family][bucket]` and an explicit class are numbers of `classes`.
     `draw(n)` gives a number under n for ties and `sample()` one in [0, 1) for a temperature; `estimate(fresh, cached)`
-    gives ns or None.
+    gives ns or None. `weights` of (host, disk and external) blocks: those count too; None: only blocks on the GPU do.
     """
 
     def __init__(self, block_size, workers, *, budget=10_000_000, credit=1.0, decay=0.0, scale=1.0, temperature=0.0,
                  track_blocks=True, share_blocks=True, track_prefill=True, classes=None, buckets=(), table=(),
-                 draw=None, sample=None, estimate=None):
+                 draw=None, sample=None, estimate=None, weights=None):
         self.bs, self.budget = block_size, budget
         self.credit, self.decay, self.scale, self.temperature = credit, decay, scale, temperature
         self.track_blocks, self.share_blocks, self.track_prefill = track_blocks, share_blocks, track_prefill
@@ -113,7 +114,9 @@ class Router:
         self.buckets, self.table = buckets, table
         self.draw, self.sample, self.estimate = draw, sample, estimate
         self.eligible = set()
+        self.weights = weights
         self.cached, self.active, self.prefills = {}, {}, {}
+        self.below = {}  # worker -> blocks of the host, the disk, the external store
         self.flight = {}
         self.next_number = self.next_class = 0
         for worker in range(workers):
@@ -125,6 +128,7 @@ class Router:
         assert worker not in self.eligible
         self.eligible.add(worker)
         self.cached.setdefault(worker, set())
+        self.below.setdefault(worker, [set(), set(), set()])
         self.active.setdefault(worker, Counter())
         self.prefills.setdefault(worker, Prefills())
 
@@ -135,6 +139,7 @@ class Router:
         for row in [r.row for r in self.flight.values() if r.worker == worker]:
             self.completed(row, 0.0)
         self.cached[worker].clear()
+        self.below[worker] = [set(), set(), set()]
 
     def stored(self, worker, blocks):
         self.cached[worker].update(blocks)
@@ -154,6 +159,24 @@ class Router:
     def overlaps(self, blocks):
         found = {worker: self.prefix(blocks, known) for worker, known in self.cached.items()}
         return {worker: n for worker, n in found.items() if n > 0}
+
+    def lower(self, blocks):
+        """Worker -> (blocks in its host that follow the cached ones, blocks on disk and beyond that follow these)."""
+        out = {}
+        for worker in self.eligible if self.weights else ():
+            at, found = self.prefix(blocks, self.cached[worker]), []
+            for tier in self.below[worker]:
+                found.append(self.prefix(blocks[at:], tier))
+                at += found[-1]
+            out[worker] = found[0], found[1] + found[2]
+        return out
+
+    def cached_tokens(self, request, worker):
+        """Prompt tokens that count as cached on a worker."""
+        blocks = float(request.overlaps.get(worker, 0))
+        for n, weight in zip(request.lower.get(worker, (0, 0)), self.weights or (0.0, 0.0), strict=True):
+            blocks += n * weight
+        return math.floor(blocks * self.bs + 0.5)
 
     def active_tokens(self, now):
         return {worker: prefills.tokens(nanos(now)) for worker, prefills in self.prefills.items()}
@@ -175,11 +198,15 @@ class Router:
         out = {}
         for w in sorted(self.eligible):
             o, p = request.overlaps.get(w, 0), tokens[w]
-            raw = p + max(request.isl - min(o * self.bs, request.isl), 0) + o * self.bs if self.track_prefill else 0
+            cached = self.cached_tokens(request, w)
+            raw = p + max(request.isl - cached, 0) + cached if self.track_prefill else 0
+            host, disk = request.lower.get(w, (0, 0))
+            host_weight, disk_weight = self.weights or (0.0, 0.0)
             fade = 1.0
             if self.track_prefill and self.decay > 0.0:
                 fade = 1.0 / (1.0 + self.decay * (float(p - least) / self.bs / math.ceil(request.isl / self.bs)))
-            prefill = self.scale * max(float(raw) / self.bs - self.credit * fade * float(o), 0.0)
+            credit = self.credit * fade * float(o) + host_weight * host + disk_weight * disk
+            prefill = self.scale * max(float(raw) / self.bs - credit, 0.0)
             new = len(mine) - self.prefix(mine, +self.active[w])
             out[w] = prefill + float(blocks[w] + new)
         return out
@@ -208,11 +235,10 @@ class Router:
         w = request.worker = self.select(request, now)
         request.counted = self.tracked(request)
         self.active[w].update(request.counted)
-        cached = min(request.overlaps.get(w, 0) * self.bs, request.isl)
+        cached = min(self.cached_tokens(request, w), request.isl)
         if self.track_prefill and request.isl > cached:
             fresh = request.isl - cached
-            prefix = min(request.overlaps.get(w, 0) * self.bs, request.isl)
-            duration = self.estimate(fresh, prefix) if self.estimate is not None else None
+            duration = self.estimate(fresh, cached) if self.estimate is not None else None
             self.prefills[w].add(request.row, fresh, duration, nanos(now))
         self.flight[request.row] = request
         return w, request.overlaps.get(w, 0)
@@ -291,9 +317,8 @@ class Router:
 
     def arrival(self, row, blocks, isl, priority=0, strict=0, policy=0, now=0.0):
         """Give (worker, cached blocks), or None for a request that waits."""
-        request = Request(row, list(blocks), isl, self.overlaps(blocks), strict)
-        best = max((n for w, n in request.overlaps.items() if w in self.eligible), default=0)
-        request.cached = min(best * self.bs, isl)
+        request = Request(row, list(blocks), isl, self.overlaps(blocks), self.lower(blocks), strict)
+        request.cached = min(max((self.cached_tokens(request, w) for w in self.eligible), default=0), isl)
         request.cost = max(isl - request.cached, 1)
         cls = self.classes[self.class_of(policy, isl - request.cached)]
         limited = cls.busy_tokens is not None or cls.busy_fraction is not None
