@@ -14,33 +14,15 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-# The only parts that plain Cython cannot say portably: the 128-bit product and the byte order of the machine.
+from mocker._wide cimport multiply
+
+# What plain Cython cannot ask: the byte order of the machine.
 cdef extern from *:
     """
     #if defined(__BYTE_ORDER__) && defined(__ORDER_BIG_ENDIAN__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     #error "block hashes are defined over little-endian bytes; this module needs a little-endian machine"
     #endif
-    #if defined(_MSC_VER) && defined(_M_X64)
-    #include <intrin.h>
-    static __inline uint64_t mocker_mul_fold(uint64_t a, uint64_t b) {
-        uint64_t high, low = _umul128(a, b, &high);
-        return low ^ high;
-    }
-    #elif defined(__SIZEOF_INT128__)
-    static inline uint64_t mocker_mul_fold(uint64_t a, uint64_t b) {
-        unsigned __int128 product = (unsigned __int128)a * b;
-        return (uint64_t)product ^ (uint64_t)(product >> 64);
-    }
-    #else
-    static uint64_t mocker_mul_fold(uint64_t a, uint64_t b) {
-        uint64_t ll = (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu), lh = (a & 0xFFFFFFFFu) * (b >> 32);
-        uint64_t hl = (a >> 32) * (b & 0xFFFFFFFFu), hh = (a >> 32) * (b >> 32);
-        uint64_t middle = (ll >> 32) + (lh & 0xFFFFFFFFu) + hl;
-        return ((middle << 32) | (ll & 0xFFFFFFFFu)) ^ (hh + (lh >> 32) + (middle >> 32));
-    }
-    #endif
     """
-    uint64_t mul_fold "mocker_mul_fold"(uint64_t a, uint64_t b) noexcept nogil  # low ^ high half of a * b
 
 cdef uint64_t P32_1 = 0x9E3779B1ULL
 cdef uint64_t P32_2 = 0x85EBCA77ULL
@@ -75,6 +57,12 @@ cdef int _load_secrets() except -1:
 
 
 _load_secrets()
+
+
+cdef inline uint64_t mul_fold(uint64_t a, uint64_t b) noexcept nogil:
+    """low ^ high half of a * b"""
+    cdef uint64_t high, low = multiply(a, b, &high)
+    return low ^ high
 
 
 cdef inline uint64_t _u64(const uint8_t* p) noexcept nogil:

@@ -68,12 +68,17 @@ cdef struct Timeline:
     int error                      # ErrorCode
 
 
+cdef inline Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil:
+    """A worker's track, made when it is first asked for; NULL if memory is short."""
+    return &t.tracks[worker] if worker < t.workers else new_track(t, worker)
+
+
 cdef double timeline_edge(Timeline* t, double now) noexcept nogil
 cdef void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil
 cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil
 cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil
 cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil
-cdef Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil
+cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil
 
 
 cdef class Recorder:

@@ -28,8 +28,7 @@ cdef enum:
     PASS_DOUBLES = 14              # doubles of a Span
 
 
-cdef Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil:
-    """A worker's track, made when it is first asked for; NULL if memory is short."""
+cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil:
     cdef Track* x
     cdef void* moved
     while t.workers <= worker:
@@ -79,13 +78,15 @@ cdef inline int64_t bin_of(Timeline* t, double at) noexcept nogil:
 
 cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
     """Add a whole span, `ms` long."""
-    cdef double* to = <double*>c
-    cdef double* of = &s.running
-    cdef int k
-    for k in range(LEVELS):
-        to[k] += of[k] * ms
-    for k in range(LEVELS, LEVELS + COUNTS):
-        to[k] += of[k]
+    c.running += s.running * ms
+    c.waiting += s.waiting * ms
+    c.used += s.used * ms
+    c.cached += s.cached * ms
+    c.passes += s.passes
+    c.batch_tokens += s.batch_tokens
+    c.prompt_tokens += s.prompt_tokens
+    c.output_tokens += s.output_tokens
+    c.preemptions += s.preemptions
     if s.passes > 0.0:
         c.busy += ms
 

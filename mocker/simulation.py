@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from mocker.report import (
     table_rows,
     write_atomically,
 )
+from mocker.text import json_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -159,8 +159,7 @@ class Simulation:
         """Write the per-request columns as CSV, with empty cells for missing values; ``.gz`` compresses."""
         from mocker.reports.tables import write_csv
 
-        missing = {name: _missing(column) for name, column in self.per_request.items() if name not in _NEVER_MISSING}
-        return write_csv(path, self.per_request, {name: at for name, at in missing.items() if at is not None})
+        return write_csv(path, self.per_request, self.per_request.keys() - _NEVER_MISSING)
 
     def write_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object for each request, in trace order, and return the path of the file.
@@ -195,7 +194,7 @@ class Simulation:
         with write_atomically(path) as raw, compressed(raw, path) as file:
             for start in range(0, total, _CHUNK_ROWS):
                 chunk = slice(start, min(start + _CHUNK_ROWS, total))
-                file.write(record_lines(self.per_request, chunk if rows is None else rows[chunk]).encode())
+                file.write(record_lines(self.per_request, chunk if rows is None else rows[chunk]))
         return Path(path)
 
     # -- what was recorded over simulated time ------------------------------------------------------------------------
@@ -274,22 +273,16 @@ class Simulation:
         )
 
 
-def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> str:
+def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> bytes:
     """Per-request records as JSON lines; `index` selects the rows (see `Simulation.write_jsonl`)."""
     keys = [*RECORD_KEYS, *(name for name in columns if name not in RECORD_KEYS)]
-    # One %s for each value; keys without a column are null in every row and need none.
-    fields = {key: "%s" if key in columns or key == "uuid" else "null" for key in keys}
-    template = "{" + ",".join(json.dumps(key).replace("%", "%%") + ":" + fields[key] for key in keys) + "}\n"
-    texts = [_json_texts(columns[key][index]) if key in columns else _uuid_texts(columns, index)
-             for key in keys if fields[key] == "%s"]
-    return "".join(map(template.__mod__, zip(*texts, strict=True)))
-
-
-def _uuid_texts(columns: Mapping[str, NDArray[Any]], index: Any) -> list[str]:
-    row = columns.get("row")
-    numbers = (np.arange(len(next(iter(columns.values()), ()))) if row is None else row)[index]
-    # The text of uuid.UUID(int=row + 1), without making the object.
-    return [f'"00000000-0000-0000-0000-{number + 1:012x}"' for number in numbers.tolist()]
+    chosen: dict[str, Any] = {name: column[index] for name, column in columns.items()}
+    if "uuid" not in columns:
+        row = columns.get("row")
+        numbers = (np.arange(len(next(iter(columns.values()), ()))) if row is None else row)[index]
+        # The text of uuid.UUID(int=row + 1), without making the object.
+        chosen["uuid"] = [b'"00000000-0000-0000-0000-%012x"' % (number + 1) for number in numbers.tolist()]
+    return json_lines(keys, chosen)
 
 
 def import_optional(module: str, extra: str, what: str) -> Any:
@@ -321,21 +314,3 @@ def _with_none(column: NDArray[Any], missing: NDArray[np.bool_]) -> list[Any]:
     for index in np.flatnonzero(missing).tolist():
         values[index] = None
     return cast("list[Any]", values)
-
-
-def _json_texts(column: NDArray[Any]) -> list[str]:
-    """Return the JSON text of each value, null for a missing one (and for an infinity, which JSON lacks)."""
-    if len(column) == 0:
-        return []
-    missing = ~np.isfinite(column) if column.dtype.kind == "f" else _missing(column)
-    values = column.tolist() if missing is None else _with_none(column, missing)
-    # One call for the whole column. No JSON text has a raw newline in it, so the result splits into its values again,
-    # except where a value is itself a list or an object.
-    texts = json.dumps(values, separators=("\n", ":"), default=_to_plain)[1:-1].split("\n")
-    if len(texts) == len(values):
-        return texts
-    return [json.dumps(value, separators=(",", ":"), default=_to_plain) for value in values]
-
-
-def _to_plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -159,10 +159,10 @@ def test_a_failed_write_keeps_the_old_file(simulation, tmp_path, monkeypatch):
     path = tmp_path / "r.jsonl"
     path.write_text("old")
 
-    def fail(column):
+    def fail(keys, columns):
         raise OSError("disk full")
 
-    monkeypatch.setattr(simulation_module, "_json_texts", fail)
+    monkeypatch.setattr(simulation_module, "json_lines", fail)
     with pytest.raises(OSError, match="disk full"):
         simulation.write_jsonl(path)
     assert path.read_text() == "old"

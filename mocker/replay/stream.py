@@ -92,7 +92,7 @@ class RowStream:
         if count == 0:
             return
         if self._fd >= 0:
-            left = memoryview(record_lines(columns, slice(0, count)).encode())
+            left = memoryview(record_lines(columns, slice(0, count)))
             while left:
                 left = left[os.write(self._fd, left):]
         else:

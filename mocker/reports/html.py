@@ -5,6 +5,7 @@ Tables are written here; charts are drawn by plotly.js, which the page carries, 
 """
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -15,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report import plain, write_atomically
+from ..report import write_atomically
 from .compare import compare_reports
 from .definitions import DISTRIBUTIONS, OUTCOMES, STATISTICS, TIME_PER_TOKEN, TOTALS
 from .run import RunData, run_data
@@ -62,20 +63,20 @@ def write_page(path: str | os.PathLike[str], runs: Sequence[RunData]) -> Path:
     """Write the report of runs that are already gathered (see `run_data` and `read_run`)."""
     library = _plotly()
     names = ", ".join(run["name"] for run in runs)
-    data = json.dumps(plain(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(runs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{escape(f'{_TITLE}: {names}')}</title>\n<style>\n{_text('page.css')}</style>\n</head>\n<body>\n")
     tail = (f'<script type="application/json" id="mocker-runs">{data}</script>\n<script>\n{_text("page.js")}</script>\n'
             "</body>\n</html>\n")
-    with write_atomically(path) as file, open(library, "rb") as source:
+    with write_atomically(path) as file:
         file.write((head + "".join(_body(runs)) + "<script>\n").encode())
-        while chunk := source.read(1 << 20):
-            file.write(chunk)
+        file.write(library.read_bytes())
         file.write(b"\n</script>\n" + tail.encode())
     return Path(path)
 
 
+@functools.cache
 def _plotly() -> Path:
     spec = importlib.util.find_spec("plotly")
     if spec is not None and spec.submodule_search_locations:

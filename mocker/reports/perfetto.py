@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..report import compressed, write_atomically
+from ..text import encoded, json_text, lines
 from ..timeline import Timeline, worker_numbers
 from .parts import parts
 
@@ -28,7 +29,6 @@ __all__ = ["MAX_FLOWS", "write_trace"]
 MAX_FLOWS = 10_000                 # requests drawn as flows
 MAX_COUNTERS = 20_000              # samples of each counter, all workers together
 ARRIVALS = 1                       # process of the arrivals; worker w is process w + 2
-_CHUNK = 4096
 
 
 def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
@@ -59,117 +59,119 @@ def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
             f"those that begin in every {stride}th window of {window:g} ms"}
     with write_atomically(path) as raw, compressed(raw, path, 1) as file:
         file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(note)},"traceEvents":[\n'.encode())
-        first = True
-        for chunk in _chunks(_events(simulation, timeline, timeline.passes)):
-            file.write(("" if first else ",\n").encode() + ",\n".join(chunk).encode())
-            first = False
+        file.write(_names(timeline))
+        for text in (*_slices(timeline.passes), *_counters(timeline), *_flows(simulation.per_request, timeline,
+                                                                               timeline.passes)):
+            file.write(text)
         file.write(b"\n]}\n")
     return Path(path)
 
 
-def _chunks(events: Iterator[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for event in events:
-        chunk.append(event)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _events(simulation: Simulation, timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[str]:
-    yield _named("process_name", ARRIVALS, 0, "arrivals")
+def _names(timeline: Timeline) -> bytes:
+    """Names of the tracks; every later event begins with the comma behind the one before."""
+    events = [_named("process_name", ARRIVALS, 0, "arrivals")]
     for w, name in enumerate(timeline.workers):
-        yield _named("process_name", w + 2, 0, name)
-        yield _named("thread_name", w + 2, 1, "passes")
-        yield f'{{"ph":"M","name":"process_sort_index","pid":{w + 2},"args":{{"sort_index":{w + 2}}}}}'
-    yield from _slices(passes)
-    yield from _counters(timeline)
-    yield from _flows(simulation.per_request, timeline, passes)
+        events += [_named("process_name", w + 2, 0, name), _named("thread_name", w + 2, 1, "passes"),
+                   f'{{"ph":"M","name":"process_sort_index","pid":{w + 2},"args":{{"sort_index":{w + 2}}}}}']
+    return ",\n".join(events).encode()
+
+
+def _rows(template: str, *columns: Any) -> bytes:
+    """Events of one kind; % stands for the next column."""
+    return lines((",\n" + template).encode().split(b"%"), list(columns), b"null")
 
 
 def _named(what: str, process: int, thread: int, name: str) -> str:
     return f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{{"name":{json.dumps(name)}}}}}'
 
 
-def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[str]:
-    counts = ("worker", "passes", "running", "waiting", "prefills", "batch_tokens", "prompt_tokens", "output_tokens",
-              "used", "cached", "admitted", "completed", "preemptions")
-    columns = [np.rint(passes[name]).astype(np.int64).tolist() for name in counts]
-    times = [np.round(values * 1000.0, 3).tolist() for values in (passes["start_ms"],
-                                                                  passes["end_ms"] - passes["start_ms"])]
-    for (start, length, worker, count, running, waiting, prefills, batch, prompt, output, used, cached, admitted,
-         completed, preempted) in zip(*times, *columns, strict=True):
-        if prefills:
-            name = f"prefill {prefills} + decode {running - prefills}" if running > prefills else f"prefill {prefills}"
-        else:
-            name = f"decode {running}" if running else "empty"
-        if count > 1:
-            name = f"{count} x {name}"
-        yield (f'{{"ph":"X","name":"{name}","cat":"pass","pid":{worker + 2},"tid":1,"ts":{start},"dur":{length},'
-               f'"args":{{"passes":{count},"requests":{running},"prefills":{prefills},"waiting":{waiting},'
-               f'"batch_tokens":{batch},"prompt_tokens":{prompt},"output_tokens":{output},"kv_used_blocks":{used},'
-               f'"kv_cached_blocks":{cached},"admitted":{admitted},"completed":{completed},'
-               f'"preempted":{preempted}}}}}')
+def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+    for part in parts(len(passes["worker"])):
+        c = {name: np.rint(passes[name][part]).astype(np.int64) for name in (
+            "worker", "passes", "running", "waiting", "prefills", "batch_tokens", "prompt_tokens", "output_tokens",
+            "used", "cached", "admitted", "completed", "preemptions")}
+        start, end = passes["start_ms"][part], passes["end_ms"][part]
+        yield _rows('{"ph":"X","name":"%%","cat":"pass","pid":%,"tid":1,"ts":%,"dur":%,"args":{"passes":%,"requests":%,'
+                    '"prefills":%,"waiting":%,"batch_tokens":%,"prompt_tokens":%,"output_tokens":%,"kv_used_blocks":%,'
+                    '"kv_cached_blocks":%,"admitted":%,"completed":%,"preempted":%}}',
+                    encoded(c["passes"].tolist(), _repeated),
+                    encoded((c["prefills"] * 2**32 + c["running"]).tolist(), _composition), c["worker"] + 2,
+                    _us(start), _us(end - start), c["passes"], c["running"], c["prefills"], c["waiting"],
+                    c["batch_tokens"], c["prompt_tokens"], c["output_tokens"], c["used"], c["cached"], c["admitted"],
+                    c["completed"], c["preemptions"])
 
 
-def _counters(timeline: Timeline) -> Iterator[str]:
+def _us(ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.round(ms * 1000.0, 3)
+
+
+def _repeated(passes: int) -> bytes:
+    return b"%d x " % passes if passes > 1 else b""
+
+
+def _composition(batch: int) -> bytes:
+    """The name of a slice, of prefills * 2**32 + requests."""
+    prefills, requests = batch >> 32, batch & 0xFFFFFFFF
+    if not prefills:
+        return b"decode %d" % requests if requests else b"empty"
+    if requests > prefills:
+        return b"prefill %d + decode %d" % (prefills, requests - prefills)
+    return b"prefill %d" % prefills
+
+
+def _counters(timeline: Timeline) -> Iterator[bytes]:
     """Queue and KV blocks of each worker over the whole run, whatever the pass log left out."""
     bins = len(timeline.start_ms)
     step = -(-bins * len(timeline.workers) // MAX_COUNTERS)
     edges = np.arange(0, bins, step)
     span = timeline.end_ms - timeline.start_ms
     length = np.maximum(np.add.reduceat(span, edges), 1e-9)
-    times = (timeline.start_ms[edges] * 1000.0).tolist()
+    at = _us(timeline.start_ms[edges])
 
-    def means(name: str) -> list[list[float]]:
-        values: list[list[float]] = (np.add.reduceat(timeline.series[name] * span, edges, axis=1) / length).tolist()
-        return values
+    def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        out: NDArray[np.float64] = np.round(np.add.reduceat(values * span, edges, axis=-1) / length, 3)
+        return out
 
     if timeline.router_queue.any():
-        queued = np.add.reduceat(timeline.router_queue * span, edges) / length
-        for at, value in zip(times, queued.tolist(), strict=True):
-            yield (f'{{"ph":"C","pid":{ARRIVALS},"ts":{at:.3f},"name":"kept back by the router",'
-                   f'"args":{{"requests":{value:.3f}}}}}')
-    running, waiting = means("running"), means("waiting")
-    used, cached = means("kv_used_blocks"), means("kv_cached_blocks")
+        yield _rows(f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
+                    at, means(timeline.router_queue))
+    running, waiting, used, cached = (means(timeline.series[name]) for name in (
+        "running", "waiting", "kv_used_blocks", "kv_cached_blocks"))
     for w in range(len(timeline.workers)):
-        for at, r, q, u, c in zip(times, running[w], waiting[w], used[w], cached[w], strict=True):
-            head = f'"ph":"C","pid":{w + 2},"ts":{at:.3f}'
-            yield f'{{{head},"name":"requests","args":{{"running":{r:.3f},"waiting":{q:.3f}}}}}'
-            yield f'{{{head},"name":"KV blocks","args":{{"used":{u:.2f},"cached":{c:.2f}}}}}'
+        head = f'{{"ph":"C","pid":{w + 2},"ts":%,"name":'
+        yield _rows(head + '"requests","args":{"running":%,"waiting":%}}', at, running[w], waiting[w])
+        yield _rows(head + '"KV blocks","args":{"used":%,"cached":%}}', at, used[w], cached[w])
 
 
-def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[str]:
+def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
     """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
     log = _Log(passes, len(timeline.workers))
     found = sum(len(_points(columns, part, timeline, log)[0]) for part in parts(len(columns["row"])))
     step = max(-(-found // MAX_FLOWS), 1)
-    middle = (passes["start_ms"] + passes["end_ms"]) * 500.0
+    middle = np.round((passes["start_ms"] + passes["end_ms"]) * 500.0, 3)
     ids = columns.get("request_id")
     seen = 0
     for part in parts(len(columns["row"])):
-        rows, first_worker, last_worker, *places = _points(columns, part, timeline, log)
-        for k in range(-seen % step, len(rows), step):
-            row = int(rows[k])
-            arrival = columns["arrival_time_ms"][row] * 1000.0
-            name = f"request {row}" if ids is None or ids[row] is None else f"request {ids[row]}"
-            args = {key: _plain(columns[key][row]) for key in ("input_length", "output_tokens", "reused_input_tokens",
-                                                               "ttft_ms", "e2e_latency_ms", "terminal_status")}
-            yield (f'{{"ph":"X","name":{json.dumps(name)},"cat":"request","pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f},'
-                   f'"dur":0,"args":{json.dumps(args)}}}')
-            head = f'"cat":"request","name":"request","id":{row}'
-            yield f'{{"ph":"s",{head},"pid":{ARRIVALS},"tid":1,"ts":{arrival:.3f}}}'
-            admit, first, last = (int(place[k]) for place in places)
-            steps = [(int(first_worker[k]), admit)]
-            for place in (first, last):
-                if place != steps[-1][1]:
-                    steps.append((int(last_worker[k]), place))
-            for i, (worker, place) in enumerate(steps):
-                kind = '"ph":"f","bp":"e"' if i == len(steps) - 1 else '"ph":"t"'
-                yield f'{{{kind},{head},"pid":{worker + 2},"tid":1,"ts":{middle[place]:.3f}}}'
+        rows, *points = _points(columns, part, timeline, log)
+        chosen = slice(-seen % step, None, step)
         seen += len(rows)
+        row, first_worker, last_worker, admit, first, last = (values[chosen] for values in (rows, *points))
+        arrival = _us(columns["arrival_time_ms"][row])
+        named = [str(number) if ids is None or ids[number] is None else ids[number] for number in row.tolist()]
+        yield _rows(f'{{"ph":"X","name":%,"cat":"request","pid":{ARRIVALS},"tid":1,"ts":%,"dur":0,"args":'
+                    '{"input_length":%,"output_tokens":%,"reused_input_tokens":%,"ttft_ms":%,"e2e_latency_ms":%,'
+                    '"terminal_status":%}}', [json_text(f"request {name}") for name in named], arrival,
+                    *(columns[key][row] for key in ("input_length", "output_tokens", "reused_input_tokens", "ttft_ms",
+                                                    "e2e_latency_ms")),
+                    encoded(columns["terminal_status"][row].tolist(), json_text))
+        event = '"cat":"request","name":"request","id":%,"pid":%,"tid":1,"ts":%}'
+        yield _rows('{"ph":"s",' + event, row, np.full(len(row), ARRIVALS), arrival)
+        # The pass of the first token may be that of the admission, and the last one that of the first token.
+        later, longer = first != admit, last != first
+        for before, kind, which, worker, place in (
+                ("", "t", later | longer, first_worker, admit), ("", "t", later & longer, last_worker, first),
+                ('"bp":"e",', "f", slice(None), np.where(later | longer, last_worker, first_worker), last)):
+            yield _rows(f'{{"ph":"{kind}",{before}{event}', row[which], worker[which] + 2, middle[place[which]])
 
 
 def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,
@@ -184,11 +186,6 @@ def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,
     last = log.find(last_worker, columns["last_token_ms"][part], starts=False)
     kept = np.flatnonzero((admit >= 0) & (first >= 0) & (last >= 0))
     return kept + part.start, first_worker[kept], last_worker[kept], admit[kept], first[kept], last[kept]
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and value != value else value
 
 
 class _Log:

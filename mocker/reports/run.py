@@ -4,7 +4,8 @@ Every page carries this data of its runs, so that pages can be compared later; s
 """
 from __future__ import annotations
 
-import base64
+import binascii
+import functools
 import json
 import math
 import re
@@ -111,7 +112,7 @@ def _attainment(columns: Mapping[str, NDArray[Any]], sla: Mapping[str, float | N
 
 def _packed(values: FloatArray) -> dict[str, str]:
     """A column as plotly.js reads it."""
-    return {"dtype": "f4", "bdata": base64.b64encode(values.astype("<f4").tobytes()).decode()}
+    return {"dtype": "f4", "bdata": binascii.b2a_base64(values.astype("<f4").tobytes(), newline=False).decode("ascii")}
 
 
 def _cdfs(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -126,14 +127,19 @@ def _cdf(total: int, take: Callable[[slice], FloatArray]) -> dict[str, Any]:
     """CDF of what `take` gives of each slice: from the sorted values, or of a long run from bins of 1.6 %."""
     if total > PART:
         return _cdf_of_bins(*counted(take(part) for part in parts(total)))
-    values = take(slice(0, total))
-    ordered = np.sort(values[~np.isnan(values)])
-    n = len(ordered)
+    ordered = np.sort(take(slice(0, total)))   # NaN come last
+    n = len(ordered) - int(np.count_nonzero(np.isnan(ordered)))
     if n == 0:
         return {"samples": 0}
-    tail = n - np.geomspace(1, n, 64).astype(np.int64)
-    ranks = np.unique(np.concatenate([np.linspace(0, n - 1, CDF_POINTS).astype(np.int64), tail]))
+    ranks = _ranks(n)
     return {"samples": n, "x": _packed(ordered[ranks]), "y": _packed((ranks + 1) / n)}
+
+
+@functools.lru_cache(maxsize=8)
+def _ranks(n: int) -> NDArray[np.int64]:
+    """Which of `n` sorted values to draw: evenly spaced ones, and more and more towards the last."""
+    tail = n - np.geomspace(1, n, 64).astype(np.int64)
+    return np.unique(np.concatenate([np.linspace(0, n - 1, CDF_POINTS).astype(np.int64), tail]))
 
 
 def _cdf_of_bins(upper: FloatArray, weights: NDArray[np.int64]) -> dict[str, Any]:
@@ -201,12 +207,12 @@ def read_run(path: str | Path) -> list[RunData]:
         report = read_report_json(path)
         if not isinstance(report.get("num_requests"), int | float):
             raise ValueError(f"{path}: not a report: it has no num_requests")
-        return [{"format": FORMAT, "name": path.stem, "report": report}]
+        return [{"format": FORMAT, "name": path.stem, "report": plain(report)}]
     found = _EMBEDDED.search(path.read_bytes())
     if found is None:
         raise ValueError(f"{path}: not a page of this program: its data is missing")
     try:
-        runs = json.loads(unescape(found[1].decode()))
+        runs = json.loads(unescape(found[1].decode()), parse_constant=lambda _: None)
         if not isinstance(runs, list) or not all(isinstance(run["report"], dict) for run in runs):
             raise ValueError("no list of runs")
         if any(run["format"] > FORMAT for run in runs):

@@ -1,17 +1,14 @@
 """Time series as a CSV or Parquet file."""
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..report import compressed, write_atomically
+from ..text import csv_lines, csv_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,27 +62,22 @@ def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
 
 
 def write_csv(path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]],
-              missing: Mapping[str, NDArray[np.bool_]] | None = None) -> Path:
-    """Write columns of one length as CSV, compressed if the name ends in ``.gz``; NaN and `missing` cells are empty."""
+              optional: Collection[str] = ()) -> Path:
+    """Write columns of one length as CSV, compressed if the name ends in ``.gz``; what is missing is an empty cell.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns : mapping of arrays
+        NaN and None are missing.
+    optional : collection of str
+        Columns of integers in which -1 is, too.
+    """
     total = len(next(iter(columns.values()), ()))
-    with write_atomically(path) as raw, compressed(raw, path, 1) as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
+    with write_atomically(path) as raw, compressed(raw, path, 1) as file:
+        file.write(b",".join(csv_text(name) for name in columns) + b"\n")
         for start in range(0, total, _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
-            cells = [_cells(values[part], None if missing is None or key not in missing else missing[key][part])
-                     for key, values in columns.items()]
-            writer.writerows(zip(*cells, strict=True))
-        text.flush()
-        text.detach()
+            file.write(csv_lines({name: column[part] for name, column in columns.items()}, optional))
     return Path(path)
-
-
-def _cells(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> list[Any]:
-    cells: list[Any] = values.tolist()
-    gaps = np.isnan(values) if values.dtype.kind == "f" else missing
-    if gaps is not None:
-        for i in np.flatnonzero(gaps).tolist():
-            cells[i] = None
-    return cells

@@ -1,0 +1,76 @@
+"""Columns as text: numbers as `repr` writes them, missing values, quoting, and what is refused."""
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mocker._text import lines
+from mocker.text import csv_lines, csv_text, json_lines
+
+
+def column_text(values, missing=b"?"):
+    return lines([b"", b"\n"], [values], missing).decode().splitlines()
+
+
+def doubles():
+    rng = np.random.default_rng(7)
+    n = 20_000
+    bits = rng.integers(0, 2**64, n, dtype=np.uint64)
+    yield bits.view(np.float64)
+    yield (bits >> np.uint64(12)).view(np.float64)                                  # below the normal ones
+    yield (np.arange(4096, dtype=np.uint64) << np.uint64(52)).view(np.float64)      # powers of two
+    yield np.nextafter((np.arange(1, 2046, dtype=np.uint64) << np.uint64(52)).view(np.float64), 0.0)
+    yield 10.0 ** np.arange(-323, 309)
+    yield rng.random(n) * 1e6
+    yield np.round(rng.random(n) * 1e7, 3)
+    yield rng.integers(0, 10**18, n) * 10.0 ** rng.integers(-30, 30, n)
+    yield np.array([0.0, -0.0, 1e15, 1e16, 1e17, 2.0**53 + 2, 5e-324, 1.7976931348623157e308, 1e-4, 1e-5, -1.5])
+
+
+@pytest.mark.parametrize("values", list(doubles()), ids=range(9))
+def test_numbers_are_those_of_repr(values):
+    assert column_text(values) == [repr(x) if math.isfinite(x) else "?" for x in values.tolist()]
+
+
+def test_whole_numbers_and_missing_ones():
+    values = np.array([0, -1, 7, -9, 10, 100, 12345, 2**63 - 1, -2**63])
+    assert column_text(values) == [str(x) for x in values.tolist()]
+    assert column_text((values, True))[:3] == ["0", "?", "7"]
+    assert column_text(np.array([3, -1], np.int32)) == ["3", "-1"]
+
+
+def test_long_texts_and_many_columns():
+    rng = np.random.default_rng(1)
+    texts = [bytes(rng.integers(97, 122, int(n), np.uint8)) for n in rng.integers(0, 200_000, 20)]
+    out = lines([b"<", b"|", b"|", b">"], [texts, np.arange(20), np.arange(20) / 4], b"")
+    assert out == b"".join(b"<%s|%d|%s>" % (text, i, repr(i / 4).encode()) for i, text in enumerate(texts))
+
+
+@pytest.mark.parametrize(("pieces", "columns", "error"), [
+    ([b""], [np.zeros(2)], "1 columns need 2 pieces, got 1"),
+    ([b"", b"", b""], [np.zeros(2), np.arange(3)], "differ in length: 2 and 3"),
+    ([b"", b""], [["text"]], "must be bytes, got str"),
+])
+def test_refused(pieces, columns, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        lines(pieces, columns, b"")
+
+
+def test_json_lines():
+    columns = {"a": np.array([0.5, np.nan]), "b%": np.array([-1, 2]), "c": np.array(["x\"\n", None], object),
+               "d": np.array([True, False]), "e": np.array([[1, {"k": np.float64(2)}], "é"], object)}
+    rows = [json.loads(line) for line in json_lines(["none", "c", *columns], columns).decode().splitlines()]
+    assert rows == [{"none": None, "a": 0.5, "b%": None, "c": "x\"\n", "d": True, "e": [1, {"k": 2.0}]},
+                    {"none": None, "a": None, "b%": 2, "c": None, "d": False, "e": "é"}]
+    assert json_lines(["none"], {}) == b""
+
+
+def test_csv_lines():
+    columns = {"a,b": np.array([0.1, np.nan]), "n": np.array([-1, 2]), "m": np.array([-1, 2]),
+               "s": np.array(["say \"x\", y\n", None], object), "i": np.array([np.inf, -0.0])}
+    text = b",".join(map(csv_text, columns)) + b"\n" + csv_lines(columns, {"m"})
+    assert list(csv.reader(io.StringIO(text.decode()))) == [
+        ["a,b", "n", "m", "s", "i"], ["0.1", "-1", "", "say \"x\", y\n", "inf"], ["", "2", "2", "", "-0.0"]]
