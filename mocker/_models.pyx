@@ -341,19 +341,35 @@ cdef class MemoTable:
         mocker_publish(<int64_t*>&m.mask, <int64_t>mask)
         return 0
 
+    def __len__(self):
+        return self.count()
+
+    cdef int64_t count(self) noexcept:
+        cdef Memo* m = self.memo
+        cdef uint64_t i
+        cdef int64_t j, n = 0
+        for i in range(m.mask + 1):
+            if m.pages[i].first != 0:
+                for j in range((<int64_t>1) << m.shift):
+                    n += not isnan(m.pages[i].ms[j])
+        return n
+
     def export(self):
         """All entries as an array of rows (first, second, third) and an array of times."""
         cdef Memo* m = self.memo
         cdef uint64_t i
-        cdef int64_t j, size = (<int64_t>1) << m.shift
-        keys, times = [], []
+        cdef int64_t j, n = 0, size = (<int64_t>1) << m.shift
+        cdef int64_t[:, ::1] keys = np.empty((self.count(), 3), np.int64)
+        cdef double[::1] times = np.empty(keys.shape[0])
         for i in range(m.mask + 1):
             if m.pages[i].first != 0:
                 for j in range(size):
                     if not isnan(m.pages[i].ms[j]):
-                        keys.append((m.pages[i].first, m.pages[i].second, (m.pages[i].third << m.shift) + j))
-                        times.append(m.pages[i].ms[j])
-        return np.array(keys, np.int64).reshape(-1, 3), np.array(times, np.float64)
+                        keys[n, 0], keys[n, 1] = m.pages[i].first, m.pages[i].second
+                        keys[n, 2] = (m.pages[i].third << m.shift) + j
+                        times[n] = m.pages[i].ms[j]
+                        n += 1
+        return np.asarray(keys), np.asarray(times)
 
     def load(self, int64_t[:, ::1] keys, double[::1] times):
         """Add entries of `export`."""

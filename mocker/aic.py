@@ -7,7 +7,6 @@ of direct calls. Which versions, models and systems there are is the installed p
 """
 from __future__ import annotations
 
-import atexit
 import difflib
 import hashlib
 import logging
@@ -23,7 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import aic_memo
+from ._lattice import LAYOUT, LatticeModel
 from ._models import MemoModel
+from .aic_parts import EngineParts
 from .timing import TimingModel
 
 if TYPE_CHECKING:
@@ -337,8 +339,9 @@ class AicTiming(TimingModel):
     ----------
     config : AicPerfConfig
     interpolate : bool
-        False: each distinct question is a call of the package, as the reference makes it. True: decode times are calls
-        at 8 lengths an octave for each batch size, linear between them; prefill stays exact.
+        False: each distinct question is a call of the package, as the reference makes it, and its answer remembered.
+        True: the package is asked at the points of a lattice, about a thousand for a replay; ``docs/timing.md`` says
+        how near that is.
 
     Raises
     ------
@@ -346,48 +349,23 @@ class AicTiming(TimingModel):
         The package is missing or has no data for this.
     """
 
-    core: MemoModel
+    core: MemoModel | LatticeModel
 
     def __init__(self, config: AicPerfConfig, interpolate: bool = False) -> None:
         self.config = config.resolved()
         self.interpolate = interpolate
-        engine = _engine(self.config)
-
-        def prefill(batch: int, tokens: int, prefix: int) -> float:
-            try:
-                return float(engine.predict_prefill_latency(batch, tokens + prefix, prefix))
-            except Exception as error:  # the package raises many kinds
-                raise _no_data(self.config, error) from error
-
-        def decode(batch: int, _: int, context: int) -> float:
-            try:
-                return float(engine.predict_decode_latency(batch, context, 2))
-            except Exception as error:
-                raise _no_data(self.config, error) from error
-
-        @lru_cache(maxsize=1 << 20)
-        def point(batch: int, context: int) -> float:
-            return decode(batch, 0, context)
-
-        def between(batch: int, _: int, context: int) -> float:
-            step = max(1 << context.bit_length() >> 4, 1)
-            low = context - context % step
-            if low == context:
-                return point(batch, context)
-            left, right = point(batch, low), point(batch, low + step)
-            return left + (right - left) * ((context - low) / step)
-
-        self.core = MemoModel(prefill, between if interpolate else decode, False, True, 0)
+        parts = EngineParts(_engine(self.config), self.config.aic_nextn or 0,
+                            lambda error: _no_data(self.config, error))
+        if interpolate:
+            parts.split()
+            self.core = LatticeModel(parts, parts.square)
+        else:
+            self.core = MemoModel(parts.prefill, lambda batch, _, context: parts.decode(batch, context), False, True, 0)
         self.core.ranks = self.config.ranks
 
     def save_memo(self, path: str | os.PathLike[str]) -> None:
         """Write the answers so far, for `load_memo` of a later process."""
-        (keys, times), (more_keys, more_times) = (table.export() for table in self.core.tables)
-        scratch = f"{os.fspath(path)}.{os.getpid()}.tmp"
-        with open(scratch, "wb") as file:
-            np.savez(file, about=np.array(self._about()), prefill=keys, prefill_ms=times, decode=more_keys,
-                     decode_ms=more_times)
-        os.replace(scratch, path)
+        aic_memo.write(path, self._about(), self.core)
 
     def load_memo(self, path: str | os.PathLike[str]) -> None:
         """Take over the answers of `save_memo`.
@@ -397,26 +375,21 @@ class AicTiming(TimingModel):
         ValueError
             The file is damaged, or of another configuration or version of the package.
         """
-        from zipfile import BadZipFile
-
-        where = os.fspath(path)
-        try:
-            with open(where, "rb") as file, np.load(file, allow_pickle=False) as data:
-                if str(data["about"]) != self._about():
-                    raise ValueError(f"it is of {data['about']}, not of {self._about()}")
-                parts = [(data[name].astype(np.int64), data[f"{name}_ms"].astype(np.float64))
-                         for name in ("prefill", "decode")]
-            for table, (keys, times) in zip(self.core.tables, parts, strict=True):
-                if keys.shape != (len(times), 3) or not np.isfinite(times).all():
-                    raise ValueError("its arrays do not fit each other")
-                table.load(np.ascontiguousarray(keys), np.ascontiguousarray(times))
-        except (ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{where}: not a memo of this timing model: {error}; delete it") from None
+        aic_memo.read(path, self._about(), self.core)
 
     def _about(self) -> str:
+        """Everything that answers depend on."""
         from importlib.metadata import version
 
-        return f"aiconfigurator-core {version('aiconfigurator-core')}, {self}"
+        about = f"aiconfigurator-core {version('aiconfigurator-core')}, {self}"
+        if self.interpolate:
+            about += f", lattice {LAYOUT}"
+        if os.path.exists(self.config.aic_model_path):
+            with open(model_config_file(self.config.aic_model_path), "rb") as file:
+                about += f", config.json {hashlib.sha256(file.read()).hexdigest()[:16]}"
+        if os.environ.get("AICONFIGURATOR_SYSTEMS_PATH"):
+            about += f", data of {os.environ['AICONFIGURATOR_SYSTEMS_PATH']}"
+        return about
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AicTiming, (self.config, self.interpolate)
@@ -428,25 +401,16 @@ class AicTiming(TimingModel):
         return f"AicTiming({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
-_timings: dict[AicPerfConfig, AicTiming] = {}
+_timings: dict[tuple[AicPerfConfig, bool], AicTiming] = {}
 
 
-def aic_timing(config: AicPerfConfig) -> AicTiming:
-    """The exact model of a configuration, the same object for equal ones, so that its memo is shared.
-
-    With the environment variable MOCKER_AIC_MEMO, a folder, memos are kept there from process to process.
-    """
+def aic_timing(config: AicPerfConfig, interpolate: bool = False) -> AicTiming:
+    """The model of a configuration, the same object for equal ones, so that its memo is shared, also on disk."""
     key = replace(config.resolved(), aic_nextn_accept_rates=None)
-    if key not in _timings:
-        model = _timings[key] = AicTiming(key)
-        folder = os.environ.get("MOCKER_AIC_MEMO")
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-            path = os.path.join(folder, hashlib.sha256(model._about().encode()).hexdigest()[:24] + ".npz")
-            if os.path.exists(path):
-                model.load_memo(path)
-            atexit.register(lambda: model.save_memo(path) if model.core.calls else None)
-    return _timings[key]
+    if (key, interpolate) not in _timings:
+        model = _timings[key, interpolate] = AicTiming(key, interpolate)
+        aic_memo.keep(model, model._about())
+    return _timings[key, interpolate]
 
 
 @dataclass(frozen=True)
@@ -493,9 +457,9 @@ def _estimate(config: AicPerfConfig, budget: int, share: float | None) -> KvEsti
         raise ValueError(f"{config.aic_model_path} leaves no memory for KV state on {config.aic_tp_size} GPUs of "
                          f"{config.aic_system}; use more of them, or raise {name}")
     weights = float(parts.get("weights_bytes", math.nan))
+    others = sum(float(size) for name, size in parts.items() if name != "weights_bytes") if parts else math.nan
     return KvEstimate(tokens, float(found["kv_size_per_token_bytes"]), float(found["total_gpu_capacity_bytes"]),
-                      float(found["total_kv_size_bytes"]), weights,
-                      float(parts.get("non_kv_bytes", math.nan)) - weights)
+                      float(found["total_kv_size_bytes"]), weights, others)
 
 
 def estimate_blocks(args: MockEngineArgs) -> int:

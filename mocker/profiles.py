@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "model_profile"]
 
-SOURCES = ("auto", "measured", "roofline")
+SOURCES = ("auto", "measured", "interpolated", "roofline")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, so
         GPU system: `mocker systems` lists them.
     tp : int
         GPUs that share each layer.
-    source : {"auto", "measured", "roofline"}
-        Where times come from; "auto": measured ones where there are, else the roofline.
+    source : {"auto", "measured", "interpolated", "roofline"}
+        Where times come from; "auto": measured ones where there are, else the roofline; "interpolated": measured at
+        the points of a lattice.
 
     Raises
     ------
@@ -51,9 +52,9 @@ def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, so
     why = ""
     if source != "roofline":
         try:
-            return _measured(args, model, system, tp)
+            return _measured(args, model, system, tp, source == "interpolated")
         except ValueError as error:
-            if source == "measured":
+            if source != "auto":
                 raise
             why = str(error)
     try:
@@ -79,7 +80,7 @@ def _blocks(args: MockEngineArgs, given: bool, how: str) -> str:
             f"{'as given' if given else how}")
 
 
-def _measured(args: MockEngineArgs, model: str, system: str, tp: int) -> Profile:
+def _measured(args: MockEngineArgs, model: str, system: str, tp: int, interpolate: bool) -> Profile:
     from .aic import MEMORY_SHARE, AicPerfConfig, aic_timing, estimate_kv
     from .timing import with_blocks
 
@@ -87,7 +88,7 @@ def _measured(args: MockEngineArgs, model: str, system: str, tp: int) -> Profile
     backend = args.aic_backend or args.engine_type
     args = args.replace(aic_backend=backend, aic_system=system, aic_model_path=model, aic_tp_size=tp)
     config = AicPerfConfig.of(args).resolved()
-    timing = aic_timing(config)
+    timing = aic_timing(config, interpolate)
     timing.prefill_ms(1, 512, 512)             # says now if there are no data
     timing.decode_ms(1, 0, 512)
     spread = f"tensor parallel {tp}"
@@ -107,9 +108,14 @@ def _measured(args: MockEngineArgs, model: str, system: str, tp: int) -> Profile
              if getattr(config, f"aic_{x}_dtype")]
     types = ", ".join(named) or "as in the model's configuration"
     args = with_blocks(args)
+    gpus = args.aic_gpus_per_worker()
+    if interpolate:
+        args = args.replace(timing_model=timing, aic_backend=None)
+    between = ", interpolated" if interpolate else ""
     return Profile(args, (
-        f"{model} on {system}, {spread}: {args.aic_gpus_per_worker()} GPUs a worker",
-        f"times: measured kernels of {backend} {config.aic_backend_version} (aiconfigurator-core); data types {types}",
+        f"{model} on {system}, {spread}: {gpus} GPUs a worker",
+        f"times: measured kernels of {backend} {config.aic_backend_version} (aiconfigurator-core){between}; data types "
+        f"{types}",
         _blocks(args, given, how), _limits(args)))
 
 

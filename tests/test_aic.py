@@ -85,14 +85,122 @@ def test_remembered_answers_are_the_package_s(engines, tmp_path):
     assert pickle.loads(pickle.dumps(model)).decode_ms(8, 0, 999) == model.decode_ms(8, 0, 999)
 
 
-def test_interpolated_within_its_error():
-    config = AicPerfConfig(**QWEN)
-    exact, near = aic_timing(config), AicTiming(config, interpolate=True)
-    rng = np.random.default_rng(7)
-    errors = [near.decode_ms(b, 0, c) / exact.decode_ms(b, 0, c) - 1.0
-              for b, c in zip(rng.integers(1, 200, 400).tolist(), rng.integers(1, 60_000, 400).tolist(), strict=True)]
-    assert 0 < max(map(abs, errors)) < 0.005
-    assert near.prefill_ms(3, 999, 77) == exact.prefill_ms(3, 999, 77)
+def test_interpolated_within_its_error(engines, tmp_path):
+    near = AicTiming(AicPerfConfig(**QWEN), interpolate=True)
+    direct, rng = engines["qwen"], np.random.default_rng(7)
+    decodes = np.stack([rng.integers(1, 200, 600), np.exp(rng.uniform(3, 11, 600)).astype(int)], 1).tolist()
+    wanted = np.array([direct.predict_decode_latency(b, c, 2) for b, c in decodes])
+    errors = np.array([near.decode_ms(b, 0, c) for b, c in decodes]) / wanted - 1.0
+    assert 0 < np.abs(errors).max() < 0.02 and np.abs(errors).mean() < 0.001
+    prompts = np.stack([rng.integers(1, 6, 300), rng.integers(1, 8192, 300), rng.integers(0, 30_000, 300)], 1).tolist()
+    wanted = np.array([direct.predict_prefill_latency(b, n + p, p) for b, n, p in prompts])
+    errors = np.array([near.prefill_ms(*prompt) for prompt in prompts]) / wanted - 1.0
+    assert 0 < np.abs(errors).max() < 0.01 and np.abs(errors).mean() < 0.0005
+    for batch, length in ((1, 512), (48, 4096), (64, 1 << 15)):     # points of the lattice: nothing is interpolated
+        assert near.decode_ms(batch, 0, length) == pytest.approx(direct.predict_decode_latency(batch, length, 2), 1e-12)
+        assert near.prefill_ms(batch, length, 0) == pytest.approx(direct.predict_prefill_latency(batch, length), 1e-12)
+    assert near.core.calls < 4500
+    near.save_memo(tmp_path / "memo.npz")
+    again = AicTiming(AicPerfConfig(**QWEN), interpolate=True)
+    again.load_memo(tmp_path / "memo.npz")
+    assert [again.decode_ms(b, 0, c) for b, c in decodes] == [near.decode_ms(b, 0, c) for b, c in decodes]
+    assert again.core.calls == 0
+    with pytest.raises(ValueError, match="not a memo of this timing model"):
+        AicTiming(AicPerfConfig(**QWEN)).load_memo(tmp_path / "memo.npz")
+
+
+def test_interpolated_prompts_of_either_form(engines):
+    """Sparse attention is not linear in the square of the length; drafts widen the batch."""
+    for config, engine in ((AicPerfConfig(**EXPERTS), engines["experts"]),
+                           (AicPerfConfig("sglang", "b200_sxm", "deepseek-ai/DeepSeek-V3.2", 8), None)):
+        near = AicTiming(config, interpolate=True)
+        engine = engine or AicTiming(config).core
+        rng = np.random.default_rng(3)
+        for batch, tokens, prefix in rng.integers((1, 300, 0), (4, 5000, 30_000), (60, 3)).tolist():
+            wanted = (engine.predict_prefill_latency(batch, tokens + prefix, prefix) if config.ranks > 1
+                      else engine.prefill_ms(batch, tokens, prefix))
+            assert near.core.prefill_ms(batch * config.ranks, tokens, prefix) == pytest.approx(wanted, 0.05)
+        for batch, context in rng.integers((1, 300), (60, 30_000), (60, 2)).tolist():
+            wanted = (engine.predict_decode_latency(batch, context, 2) if config.ranks > 1
+                      else engine.decode_ms(batch, 0, context))
+            assert near.core.decode_ms(batch * config.ranks, 0, context) == pytest.approx(wanted, 0.1)
+    assert near.core.tables["prefill_attention"].shape[2] > 2
+
+
+class Planes:
+    """A source without a package: what is linear in each number, and no data beyond a length."""
+
+    def decode_rest(self, batch):
+        return 3.0 * batch
+
+    def decode_attention(self, batch, context):
+        if context > 4096:
+            raise LookupError("no data")
+        return 0.25 * batch * context
+
+    def decode(self, batch, context):
+        if context > 9000:
+            raise RuntimeError("nothing at all")
+        return 7.0
+
+    def prefill_rest(self, tokens):
+        return 1.0 + 2.0 * tokens
+
+    def prefill_logits(self, batch):
+        return 0.0
+
+    def prefill_attention(self, batch, tokens, prefix):
+        return 1e-3 * batch * tokens * (prefix + 1)
+
+    def prefill(self, batch, tokens, prefix):
+        raise AssertionError("the lattice has it")
+
+
+def test_lattice_is_exact_on_planes():
+    from mocker._lattice import LatticeModel, axis_cells
+
+    model = LatticeModel(Planes(), False)
+    for b, n, p in np.random.default_rng(1).integers((1, 1, 0), (300, 4096, 10_000), (2000, 3)).tolist():
+        assert model.decode_ms(b, 0, n) == pytest.approx(max(3.0 * b + 0.25 * b * n, 1.0), 1e-12)
+        assert model.prefill_ms(b, n, p) == pytest.approx(1 + 2 * b * n + 1e-3 * b * n * (p + 1), 1e-12)
+    assert model.decode_ms(5, 0, 5000) == 7.0                       # the question itself, where a point has no data
+    with pytest.raises(RuntimeError, match="nothing at all"):
+        model.decode_ms(5, 0, 9001)
+    assert model.decode_ms(5, 0, 5000) == 7.0
+    values = np.concatenate([np.arange(1, 3000), np.random.default_rng(2).integers(1, 1 << 29, 500)])
+    for axis in ("even", "length", "row"):
+        for value, (_, low, step, here, beyond) in zip(values.tolist(), axis_cells(axis, values), strict=True):
+            assert here == low and (low == value or (low < value < low + step and beyond == low + step)), (axis, value)
+
+
+def test_memo_of_the_user(monkeypatch, tmp_path, caplog):
+    from mocker import aic_memo
+
+    monkeypatch.setenv("MOCKER_AIC_MEMO", str(tmp_path / "memos"))
+    assert aic_memo.memo_folder() == str(tmp_path / "memos")
+    model, again = AicTiming(AicPerfConfig(**QWEN)), AicTiming(AicPerfConfig(**QWEN))
+    written = []
+    monkeypatch.setattr(aic_memo.atexit, "register", written.append)
+    aic_memo.keep(model, "about")
+    wanted = model.decode_ms(3, 0, 777)
+    written[0]()
+    aic_memo.keep(again, "about")
+    assert (again.decode_ms(3, 0, 777), again.core.calls) == (wanted, 0)
+    again.decode_ms(4, 0, 777)
+    model.decode_ms(5, 0, 777)
+    for end in written:                                             # both write: nothing is lost
+        end()
+    path, = (tmp_path / "memos").iterdir()
+    third = AicTiming(AicPerfConfig(**QWEN))
+    aic_memo.read(path, "about", third.core)
+    assert len(third.core.tables[1]) == 3
+    path.write_bytes(b"PK")
+    aic_memo.keep(third, "about")
+    assert "asked again" in caplog.text and not path.exists()
+    monkeypatch.setenv("MOCKER_AIC_MEMO", "off")
+    assert aic_memo.memo_folder() is None
+    monkeypatch.delenv("MOCKER_AIC_MEMO")
+    assert aic_memo.memo_folder().endswith("aic")
 
 
 def test_blocks_from_memory():
@@ -100,6 +208,9 @@ def test_blocks_from_memory():
 
     args = MockEngineArgs(**QWEN)
     version = aic_systems()["h200_sxm"]["vllm"][0]
+    kv = estimate_kv(args)
+    taken = kv.kv_bytes + kv.weight_bytes + kv.other_bytes
+    assert taken == pytest.approx(0.9 * kv.capacity_bytes, 0.02) and kv.weight_bytes > 3e10
     blocks = estimate_num_gpu_blocks(
         "Qwen/Qwen3-32B", "h200_sxm", "vllm", version, scheduler_block_size=64, max_num_tokens=8192, max_batch_size=1,
         memory_fraction_kind="of_total", memory_fraction_value=0.9, tp_size=2)

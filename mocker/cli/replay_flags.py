@@ -107,8 +107,8 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     text(group, "--model", "NAME", "a name of `mocker models`, a config.json, or the folder of one")
     text(group, "--system", "NAME", "GPU system, see `mocker systems`")
     count(group, "--tp", 1, "GPUs that share each layer", 1)
-    times = "measured kernels, a roofline of the peaks, or the first where there are data"
-    choice(group, "--times", ("auto", "measured", "roofline"), times, "auto")
+    times = "measured kernels, the same interpolated, a roofline of the peaks, or the first where there are data"
+    choice(group, "--times", ("auto", "measured", "interpolated", "roofline"), times, "auto")
 
     group = parser.add_argument_group("routing")
     choice(group, "--router-mode", ROUTER_MODES, "how a request finds its worker", "round_robin")
