@@ -132,7 +132,7 @@ cdef void lease_drop(Offload* o, int32_t place) noexcept nogil:
 
 cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil:
     """Queue the lease's blocks in batches."""
-    cdef int64_t first = 0, n = o.leases[place].n
+    cdef int64_t first = 0, n = o.leases[place].n, before = lane.used - lane.head
     cdef Batch* b
     cdef void* moved
     while first < n:
@@ -148,6 +148,37 @@ cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil:
         b.place, b.prepared, b.marked, b.first = place, False, False, first
         b.count = n - first if n - first < o.batch_size else o.batch_size
         first += b.count
+    if o.reference:
+        lane_reorder(lane, before)
+
+
+cdef void lane_reorder(Lane* lane, int64_t before) noexcept nogil:
+    """Batches of one burst in the order in which the reference's tasks start them; `before` waited already.
+
+    Each has a task, and the task that was made last runs first. So they reach the link's queue with the last one in
+    front; and of those that may start at once, which have tasks again, the last one starts first. (Queues there hold 8
+    batches: larger bursts stay in order.)
+    """
+    cdef int64_t n = lane.used - lane.head - before, room = lane.limit - lane.active
+    if n > 8:
+        return
+    last_first(lane, n, n)
+    if before == 0:
+        last_first(lane, n, room if room < n else n)
+
+
+cdef void last_first(Lane* lane, int64_t n, int64_t m) noexcept nogil:
+    """Of the last n batches of the queue the m-th comes before the others."""
+    cdef int64_t i, base = lane.used - n
+    cdef Batch last
+    if m < 2:
+        return
+    last = lane.queue[base + m - 1]
+    i = m - 1
+    while i > 0:
+        lane.queue[base + i] = lane.queue[base + i - 1]
+        i -= 1
+    lane.queue[base] = last
 
 
 cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
@@ -287,6 +318,8 @@ cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
             tier_add(&o.g2, o.leases[t.place].blocks[k])
         arrived(o, t.place, t.first, t.count)
         o.lane.active -= 1
+        if o.reference:                        # its task ends, and the next starts before another registers anything
+            lane_pump(o, &o.lane, NULL)
     link_advance(&o.up, now)
     for i in range(o.up.done_used):
         o.leases[o.up.done[i].place].status = UP_COMPLETED

@@ -16,12 +16,14 @@ from runner import run_script
 from mocker import DirectRequest, MockEngineArgs, VllmCore, create_engine_core
 from mocker.offload import offload_settings
 
-GOLDEN = Path(__file__).parent / "golden" / "offload.jsonl.gz"
+GOLDEN = Path(__file__).parent / "golden"
 COUNT = int(os.environ.get("MOCKER_FUZZ", "120"))
 
 
-def test_recorded_scripts():
-    with gzip.open(GOLDEN, "rt") as file:
+@pytest.mark.parametrize("name", ["offload", "offload_batches"])
+def test_recorded_scripts(name):
+    """`offload_batches`: bursts in batches, where starting them in order would give another result."""
+    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
         for number, line in enumerate(file):
             entry = json.loads(line)
             found = differences(run_script(entry["script"], compat="reference"), entry["result"])

@@ -13,7 +13,7 @@ from model.offload_tiers import Places, Tier
 from model.script import differences, run_script
 from model.sequence import Full
 
-GOLDEN = Path(__file__).parent / "golden" / "offload.jsonl.gz"
+GOLDEN = Path(__file__).parent / "golden"
 MB = 1_000_000
 
 
@@ -98,8 +98,9 @@ def test_places_are_used_again_newest_first():
     assert list(places) == [0, 6, 5, 3]
 
 
-def test_recorded_scripts():
-    with gzip.open(GOLDEN, "rt") as file:
+@pytest.mark.parametrize("name", ["offload", "offload_batches"])
+def test_recorded_scripts(name):
+    with gzip.open(GOLDEN / f"{name}.jsonl.gz", "rt") as file:
         for number, line in enumerate(file):
             entry = json.loads(line)
             found = differences(run_script(entry["script"], reference=True), entry["result"])
