@@ -68,17 +68,41 @@ cdef struct Timeline:
     int error                      # ErrorCode
 
 
+cdef double timeline_edge(Timeline* t, double now) noexcept nogil
+cdef void add_elsewhere(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil
+cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil
+cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil
+cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil
+cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil
+
+
 cdef inline Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil:
     """A worker's track, made when it is first asked for; NULL if memory is short."""
     return &t.tracks[worker] if worker < t.workers else new_track(t, worker)
 
 
-cdef double timeline_edge(Timeline* t, double now) noexcept nogil
-cdef void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil
-cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil
-cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil
-cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil
-cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil
+cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
+    """Add a whole span, `ms` long."""
+    c.running += s.running * ms
+    c.waiting += s.waiting * ms
+    c.used += s.used * ms
+    c.cached += s.cached * ms
+    c.passes += s.passes
+    c.batch_tokens += s.batch_tokens
+    c.prompt_tokens += s.prompt_tokens
+    c.output_tokens += s.output_tokens
+    c.preemptions += s.preemptions
+    if s.passes > 0.0:
+        c.busy += ms
+
+
+cdef inline void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
+    """A pass, or a stretch of like passes, of a worker; then set what it holds until the next."""
+    if s.start == x.end and s.start >= x.low and s.end <= x.high and t.log_limit == 0:
+        cell_add(x.cell, s, s.end - s.start)           # nearly all of them
+        x.end = s.end
+        return
+    add_elsewhere(t, worker, x, s)
 
 
 cdef class Recorder:

@@ -76,21 +76,6 @@ cdef inline int64_t bin_of(Timeline* t, double at) noexcept nogil:
     return i if i < t.bins else t.bins - 1
 
 
-cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
-    """Add a whole span, `ms` long."""
-    c.running += s.running * ms
-    c.waiting += s.waiting * ms
-    c.used += s.used * ms
-    c.cached += s.cached * ms
-    c.passes += s.passes
-    c.batch_tokens += s.batch_tokens
-    c.prompt_tokens += s.prompt_tokens
-    c.output_tokens += s.output_tokens
-    c.preemptions += s.preemptions
-    if s.passes > 0.0:
-        c.busy += ms
-
-
 cdef void cell_share(Cell* c, Span* s, double ms, double share) noexcept nogil:
     """Add `ms` of a span, which are `share` of it."""
     cdef Span part = s[0]
@@ -138,8 +123,8 @@ cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil:
     x.end = until
 
 
-cdef void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
-    """A pass, or a stretch of like passes, of a worker; then set what it holds until the next."""
+cdef void add_elsewhere(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
+    """`timeline_add` of a span that is not in the bin of the one before, comes after a rest, or is logged."""
     if s.start > x.end:
         timeline_idle(t, x, s.start)
     spread(t, x, s)
