@@ -21,7 +21,9 @@ cdef void path_carry(Carrier* io, Path* path, int32_t tokens_per_block) noexcept
 
 
 cdef void timing_carry(Carrier* io, Timing* t) noexcept nogil:
-    carry_array(io, <void**>&t.decode_by_active, t.blocks + 1, t.blocks + 1, sizeof(double))
+    carry_array(io, <void**>&t.decode_by_active, t.memo, t.memo, sizeof(double))
+    if t.decode_by_active == NULL:
+        t.memo = 0
 
 
 cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:

@@ -4,6 +4,7 @@
 Answers to `replay/collector.rs`. All requests that make a token in two consecutive passes of a worker share one
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
+from libc.math cimport NAN
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -11,10 +12,15 @@ import numpy as np
 
 from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t
 from mocker._distribution cimport (
-    FINE_BINS, bits_of, fine_value, summary_add, summary_free, summary_new, summary_sketch, summary_statistics)
+    FINE_BINS, fine_value, summary_add, summary_free, summary_new, summary_sketch, summary_statistics)
+from mocker._select cimport bits_of
 
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time
+
+
+TIMES = ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms")
+COUNTS = ("output_tokens", "reused_input_tokens", "first_reused_input_tokens")
 
 
 cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
@@ -96,10 +102,6 @@ cdef int settle(Gaps* g) except -1:
 cdef tuple log_statistics(Gaps* g):
     """Statistics of a log and of 1000 / value over its values above 0."""
     settle(g)
-    if g.summary == NULL:
-        g.summary = summary_new()
-        if g.summary == NULL:
-            raise MemoryError
     return summary_statistics(g.summary, g.values, g.weights, g.used)
 
 
@@ -107,11 +109,11 @@ cdef class Collector:
     """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`."""
 
     def __cinit__(self, int64_t n):
-        columns = {}
-        for name in ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms"):
-            columns[name] = np.full(n, np.nan)
-        for name in ("output_tokens", "reused_input_tokens", "first_reused_input_tokens"):
-            columns[name] = np.zeros(n, np.int64)
+        cdef double[:, ::1] times = np.empty((4, n))
+        counts = np.zeros((3, n), np.int64)
+        times[:] = NAN
+        columns = dict(zip(TIMES, times.base))
+        columns.update(zip(COUNTS, counts))
         columns["terminal"] = np.zeros(n, np.int8)
         self.point(columns, n)
 

@@ -1,5 +1,5 @@
 # Data dictionary of distributions: what is said of a multiset of numbers.
-from mocker._common cimport int64_t, uint64_t
+from mocker._common cimport int64_t
 
 
 cdef enum:
@@ -18,11 +18,6 @@ cdef struct Moments:               # of a weighted multiset
     double squares                 # sum of squared distances from the mean
 
 
-cdef inline uint64_t bits_of(double value) noexcept nogil:
-    """Bits of a non-negative float; they order like the float."""
-    return (<uint64_t*>&value)[0]
-
-
 cdef struct LogSummary:            # what is known of the entries of a weighted log of values >= 0, kept as it grows
     Moments gap                    # of the values
     Moments rate                   # of 1000 / value of those above 0
@@ -32,7 +27,6 @@ cdef struct LogSummary:            # what is known of the entries of a weighted 
     int64_t* fine                  # [FINE_BINS] samples; NULL as long as the log has every entry
 
 
-cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil
 cdef LogSummary* summary_new() noexcept nogil
 cdef void summary_free(LogSummary* s) noexcept nogil
 cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* weights) noexcept nogil

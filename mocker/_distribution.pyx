@@ -7,12 +7,14 @@ bins that percentiles fall into; or, where it would grow too large, not kept at 
 two give percentiles within 2**-13 of themselves, everything else stays exact. Sums are compensated. `summarise` makes
 everything that a report says of the requests in one call without the interpreter lock.
 """
-from libc.math cimport NAN, isnan, round, sqrt
+from libc.math cimport INFINITY, NAN, isnan, sqrt
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 import numpy as np
 
-from mocker._common cimport int8_t, int64_t
+from mocker._common cimport int8_t, int64_t, uint64_t
+from mocker._select cimport bits_of, nearest_rank, select_log, select_ranks, select_weighted
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 STATISTICS = ("mean", "min", "max", "median", "p75", "p90", "p95", "p99", "std")
@@ -65,11 +67,63 @@ cdef object described(Moments* m, double* at):
             "p90": at[2], "p95": at[3], "p99": at[4], "std": sqrt(m.squares / <double>m.total)}
 
 
-# ---- selection ----------------------------------------------------------------------------------------------------
+# ---- plain samples ------------------------------------------------------------------------------------------------
 
-cdef int64_t nearest_rank(int64_t total, int percent) noexcept nogil:
-    """Rank of a percentile (rule: `percentile_rank`, halves away from zero)."""
-    return <int64_t>round(<double>(total - 1) * <double>percent / 100.0)
+cdef void plain(double* v, int64_t n, Moments* m, double* at, double* spare) noexcept nogil:
+    """Moments and percentiles of n samples, which are used up; `spare` has room for n."""
+    cdef int64_t[N_PERCENTILES] ranks
+    cdef int64_t i
+    cdef double low, high, lost = 0.0
+    moments_start(m)
+    if n == 0:
+        return
+    low = high = v[0]
+    for i in range(n):
+        low = v[i] if v[i] < low else low
+        high = v[i] if v[i] > high else high
+    m.total, m.low, m.high = n, low, high
+    distances(v, n, 0.0, False, &m.sum, &m.lost)
+    m.mean = m.sum / <double>n
+    distances(v, n, m.mean, True, &m.squares, &lost)
+    for i in range(N_PERCENTILES):
+        ranks[i] = nearest_rank(n, PERCENT[i])
+    select_ranks(v, n, low, high, ranks, N_PERCENTILES, at, spare)
+
+
+cdef inline double term(double x, double start, bint square) noexcept nogil:
+    return (x - start) * (x - start) if square else x
+
+
+cdef void distances(const double* v, int64_t n, double start, bint square, double* total, double* lost) noexcept nogil:
+    """Sum of the samples, or of their squared distances from `start`: of each block in order, then of the blocks.
+
+    Four blocks at a time, whose additions do not wait for each other.
+    """
+    cdef double a, b, c, d
+    cdef int64_t i = 0, j, rest
+    while i < n:
+        a = b = c = d = 0.0
+        if n - i > 3 * BLOCK:
+            rest = min(n - i - 3 * BLOCK, BLOCK)
+            for j in range(i, i + rest):
+                a += term(v[j], start, square)
+                b += term(v[j + BLOCK], start, square)
+                c += term(v[j + 2 * BLOCK], start, square)
+                d += term(v[j + 3 * BLOCK], start, square)
+            for j in range(i + rest, i + BLOCK):
+                a += term(v[j], start, square)
+                b += term(v[j + BLOCK], start, square)
+                c += term(v[j + 2 * BLOCK], start, square)
+            compensated(total, lost, a)
+            compensated(total, lost, b)
+            compensated(total, lost, c)
+            compensated(total, lost, d)
+            i += 4 * BLOCK
+        else:
+            for j in range(i, min(i + BLOCK, n)):
+                a += term(v[j], start, square)
+            compensated(total, lost, a)
+            i += BLOCK
 
 
 def nearest_rank_of(int64_t total, int percent):
@@ -77,117 +131,15 @@ def nearest_rank_of(int64_t total, int percent):
     return nearest_rank(total, percent)
 
 
-cdef inline double middle(double a, double b, double c) noexcept nogil:
-    if a > b:
-        a, b = b, a
-    return a if c < a else (b if c > b else c)
-
-
-cdef double select(double* v, int64_t low, int64_t high, int64_t rank) noexcept nogil:
-    """Value at `rank` of v[low:high] (if low <= rank < high), reordered so that smaller ones come before it."""
-    cdef int64_t i, j
-    cdef double pivot, x
-    while high - low > 1:
-        pivot = middle(v[low], v[(low + high) >> 1], v[high - 1])
-        i, j = low, high - 1
-        while i <= j:
-            while v[i] < pivot:
-                i += 1
-            while v[j] > pivot:
-                j -= 1
-            if i <= j:
-                x = v[i]
-                v[i] = v[j]
-                v[j] = x
-                i += 1
-                j -= 1
-        if rank <= j:
-            high = j + 1
-        elif rank >= i:
-            low = i
-        else:
-            break
-    return v[rank]
-
-
-cdef double select_weighted(double* v, int64_t* w, int64_t n, int64_t rank) noexcept nogil:
-    """The same of a multiset of n values with weights."""
-    cdef int64_t i, j, k, low = 0, high = n, weight, left, equal
-    cdef double pivot, x
-    while high - low > 1:
-        pivot = middle(v[low], v[(low + high) >> 1], v[high - 1])
-        i, j = low, high - 1
-        while i <= j:
-            while v[i] < pivot:
-                i += 1
-            while v[j] > pivot:
-                j -= 1
-            if i <= j:
-                x, weight = v[i], w[i]
-                v[i], w[i] = v[j], w[j]
-                v[j], w[j] = x, weight
-                i += 1
-                j -= 1
-        left = equal = 0
-        for k in range(low, j + 1):
-            left += w[k]
-        for k in range(j + 1, i):
-            equal += w[k]
-        if rank < left:
-            high = j + 1
-        elif rank < left + equal:
-            return pivot
-        else:
-            rank -= left + equal
-            low = i
-    return v[low]
-
-
-# ---- plain samples ------------------------------------------------------------------------------------------------
-
-cdef void plain(double* v, int64_t n, Moments* m, double* at) noexcept nogil:
-    """Moments and percentiles of n samples, which are reordered."""
-    cdef int64_t i = 0, stop, rank, low = 0
-    cdef double part, lost = 0.0
-    moments_start(m)
-    if n == 0:
-        return
-    m.total = n
-    m.low = m.high = v[0]
-    while i < n:
-        stop = min(i + BLOCK, n)
-        part = 0.0
-        while i < stop:
-            part += v[i]
-            if v[i] < m.low:
-                m.low = v[i]
-            if v[i] > m.high:
-                m.high = v[i]
-            i += 1
-        compensated(&m.sum, &m.lost, part)
-    m.mean = m.sum / <double>n
-    i = 0
-    while i < n:
-        stop = min(i + BLOCK, n)
-        part = 0.0
-        while i < stop:
-            part += (v[i] - m.mean) * (v[i] - m.mean)
-            i += 1
-        compensated(&m.squares, &lost, part)
-    for i in range(N_PERCENTILES):
-        rank = nearest_rank(n, PERCENT[i])
-        at[i] = select(v, low, n, rank)
-        low = rank
-
-
 def statistics(values):
     """The same as `weighted_statistics`, of values that occur once each (float64, shape (n,)); any sign."""
     cdef double[::1] v = np.array(values, np.float64)
+    cdef double[::1] spare = np.empty_like(v)
     cdef double[N_PERCENTILES] at
     cdef Moments m
     if len(v) == 0:
         return {"samples": 0}
-    plain(&v[0], len(v), &m, at)
+    plain(&v[0], len(v), &m, at, &spare[0])
     return described(&m, at)
 
 
@@ -255,41 +207,44 @@ cdef void chunk_moments(const double* values, const int64_t* weights, int64_t n,
 
     A mean lies among the values, so that taking its square off the squares costs few digits.
     """
-    cdef int64_t i = 0, stop, weight
+    cdef int64_t i = 0, stop, weight, total = 0, above = 0
     cdef double x, y, d, sums, rates, squares, rate_squares, lost = 0.0, rate_lost = 0.0
-    cdef double start = values[0] if n else 0.0, rate_start = 0.0
+    cdef double start = values[0] if n else 0.0, rate_start = 0.0, low = start, high = start, least = INFINITY
     moments_start(gap)
     moments_start(rate)
+    for i in range(n):                         # rates are distances from that of the first value above 0
+        if values[i] > 0.0:
+            rate_start = 1000.0 / values[i]
+            break
+    i = 0
     while i < n:
         stop = min(i + BLOCK, n)
         sums = rates = squares = rate_squares = 0.0
         while i < stop:
             x, weight = values[i], weights[i]
-            gap.total += weight
+            total += weight
             d = (x - start) * <double>weight
             sums += d
             squares += d * (x - start)
-            if not (x >= gap.low):
-                gap.low = x
-            if not (x <= gap.high):
-                gap.high = x
+            low = x if x < low else low
+            high = x if x > high else high
             if x > 0.0:
                 y = 1000.0 / x
-                if rate.total == 0:
-                    rate_start = y
-                rate.total += weight
+                above += weight
                 d = (y - rate_start) * <double>weight
                 rates += d
                 rate_squares += d * (y - rate_start)
-                if not (y >= rate.low):
-                    rate.low = y
-                if not (y <= rate.high):
-                    rate.high = y
+                least = x if x < least else least
             i += 1
         compensated(&gap.sum, &gap.lost, sums)
         compensated(&gap.squares, &lost, squares)
         compensated(&rate.sum, &rate.lost, rates)
         compensated(&rate.squares, &rate_lost, rate_squares)
+    gap.total, rate.total = total, above
+    if n:
+        gap.low, gap.high = low, high
+    if above:
+        rate.low, rate.high = 1000.0 / high, 1000.0 / least
     centred(gap, start)
     centred(rate, rate_start)
 
@@ -417,17 +372,43 @@ cdef bint describe_log(LogSummary* s, const double* values, const int64_t* weigh
     return ok
 
 
+cdef bint describe_short(const double* values, const int64_t* weights, int64_t n, Moments* gap, Moments* rate,
+                         double* at, double* rates_at) noexcept nogil:
+    """The same of a log of which nothing is folded in; false if memory is short."""
+    cdef int64_t[2 * N_PERCENTILES] ranks
+    cdef double[2 * N_PERCENTILES] found
+    cdef int i, count = N_PERCENTILES
+    chunk_moments(values, weights, n, gap, rate)
+    if gap.total == 0:
+        return True
+    for i in range(N_PERCENTILES):
+        ranks[i] = nearest_rank(gap.total, PERCENT[i])
+        if rate.total:                         # 1000 / x turns the order round
+            ranks[N_PERCENTILES + i] = gap.total - 1 - nearest_rank(rate.total, PERCENT[i])
+            count = 2 * N_PERCENTILES
+    if not select_log(values, weights, n, gap.low, gap.high, ranks, count, found):
+        return False
+    for i in range(N_PERCENTILES):
+        at[i] = found[i]
+        if rate.total:
+            rates_at[i] = 1000.0 / found[N_PERCENTILES + i]
+    return True
+
+
 cdef tuple summary_statistics(LogSummary* s, const double* values, const int64_t* weights, int64_t n):
     """Statistics of a log and of the rates, the entries that are not folded in included.
 
-    `n` entries are there: all of them, or with fine bins only those that are not folded in.
+    `n` entries are there: all of them, or with fine bins only those that are not folded in. Without a summary none is.
     """
     cdef Moments gap, rate
     cdef double[N_PERCENTILES] at
     cdef double[N_PERCENTILES] rates_at
     cdef bint ok
     with nogil:
-        ok = describe_log(s, values, weights, n, &gap, &rate, at, rates_at)
+        if s == NULL:
+            ok = describe_short(values, weights, n, &gap, &rate, at, rates_at)
+        else:
+            ok = describe_log(s, values, weights, n, &gap, &rate, at, rates_at)
     if not ok:
         raise MemoryError
     return described(&gap, at), described(&rate, rates_at)
@@ -457,18 +438,13 @@ def weighted_statistics(values, weights, bint rates=False):
         raise ValueError(f"weights has {len(w)} elements, values has {len(v)}")
     if len(v) == 0:
         return {"samples": 0}
-    cdef LogSummary* s = summary_new()
-    if s == NULL:
-        raise MemoryError
-    try:
-        return summary_statistics(s, &v[0], &w[0], len(v))[rates]
-    finally:
-        summary_free(s)
+    return summary_statistics(NULL, &v[0], &w[0], len(v))[rates]
 
 
 # ---- requests -----------------------------------------------------------------------------------------------------
 
 cdef struct Totals:
+    int64_t requests               # that arrived
     int64_t completed
     int64_t inputs                 # prompt tokens of the served
     int64_t outputs                # tokens of the served
@@ -484,17 +460,17 @@ cdef inline double positive(double x) noexcept nogil:
     return x if x > 0.0 else 0.0
 
 
-def summarise(const double[:] arrival, const double[:] first_admit, const double[:] first_token,
-              const double[:] second_gap, const double[:] last_token, const int64_t[:] input_length,
-              const int64_t[:] output_length, const int64_t[:] output_tokens, const int64_t[:] reused,
-              const int64_t[:] first_reused, const int8_t[:] terminal, bint reference, double sla_ttft,
+def summarise(const double[::1] arrival, const double[::1] first_admit, const double[::1] first_token,
+              const double[::1] second_gap, const double[::1] last_token, const int64_t[::1] input_length,
+              const int64_t[::1] output_length, const int64_t[::1] output_tokens, const int64_t[::1] reused,
+              const int64_t[::1] first_reused, const int8_t[::1] terminal, bint reference, double sla_ttft,
               double sla_itl, double sla_e2e):
     """Totals and distributions of the requests of a report.
 
     Parameters
     ----------
     arrival, …, terminal
-        The columns of `mocker.collector.Columns`.
+        The columns of `mocker.collector.Columns`; rows without an arrival are left out.
     reference : bool
         Count as the reference does (see `assemble_report`).
     sla_ttft, sla_itl, sla_e2e : float
@@ -503,69 +479,68 @@ def summarise(const double[:] arrival, const double[:] first_admit, const double
     Returns
     -------
     totals : dict
-        ``completed``, ``inputs``, ``outputs``, ``reused``, ``first_reused``, ``good``, ``good_outputs``,
-        ``duration_ms`` and ``terminal`` (requests by how they ended).
+        ``requests`` (that arrived), ``completed``, ``inputs``, ``outputs``, ``reused``, ``first_reused``, ``good``,
+        ``good_outputs``, ``duration_ms`` and ``terminal`` (requests by how they ended).
     ttft, ttst, tpot, e2e : dict
         Distributions, ms.
     """
-    cdef int64_t n = arrival.shape[0], i, used, tokens, outputs
+    cdef int64_t n = arrival.shape[0], i, used = 0, outputs
     cdef Totals t
     cdef Moments[4] moments
     cdef double[4][N_PERCENTILES] at
-    cdef double* samples = <double*>malloc((n + 1) * sizeof(double))
+    cdef double* samples = <double*>malloc(2 * (n + 1) * sizeof(double))
+    cdef double* spare = samples + n + 1
     cdef double first, whole, mean_gap
     cdef bint served, done
     cdef int which
     if samples == NULL:
         raise MemoryError
     with nogil:
-        t.completed = t.inputs = t.outputs = t.reused = t.first_reused = t.good = t.good_outputs = 0
-        t.last = 0.0
-        for which in range(8):
-            t.terminal[which] = 0
-        for which in range(4):
-            used = 0
-            for i in range(n):
-                served = not isnan(first_admit[i]) and not isnan(first_token[i])
-                done = served if reference else terminal[i] == 1
-                tokens = output_tokens[i]
-                if which == 0:
-                    t.terminal[terminal[i] & 7] += 1
-                    t.completed += done
-                    if not served:
-                        continue
-                    outputs = output_length[i] if reference else tokens
-                    t.inputs += input_length[i]
-                    t.outputs += outputs
-                    t.reused += reused[i]
-                    t.first_reused += first_reused[i]
-                    if last_token[i] > t.last:
-                        t.last = last_token[i]
-                    first = positive(first_token[i] - arrival[i])
-                    samples[used] = first
-                    used += 1
-                    if done:
-                        whole = positive(last_token[i] - arrival[i])
-                        mean_gap = (whole - first) / <double>max(outputs - 1, 1)
-                        if not (whole > sla_e2e or first > sla_ttft or (mean_gap > sla_itl and outputs > 1)):
-                            t.good += 1
-                            t.good_outputs += outputs
-                elif not served:
-                    continue
-                elif which == 1:
-                    if not isnan(second_gap[i]):
-                        samples[used] = second_gap[i]
-                        used += 1
-                elif which == 2:
-                    if tokens >= 2:
-                        samples[used] = positive(last_token[i] - first_token[i]) / <double>(tokens - 1)
-                        used += 1
-                elif done:
-                    samples[used] = positive(last_token[i] - arrival[i])
-                    used += 1
-            plain(samples, used, &moments[which], at[which])
+        memset(&t, 0, sizeof(Totals))
+        for i in range(n):
+            if isnan(arrival[i]):
+                continue
+            t.requests += 1
+            t.terminal[terminal[i] & 7] += 1
+            served = not (isnan(first_admit[i]) or isnan(first_token[i]))
+            done = served if reference else terminal[i] == 1
+            t.completed += done
+            if not served:
+                continue
+            outputs = output_length[i] if reference else output_tokens[i]
+            t.inputs += input_length[i]
+            t.outputs += outputs
+            t.reused += reused[i]
+            t.first_reused += first_reused[i]
+            if last_token[i] > t.last:
+                t.last = last_token[i]
+            first = positive(first_token[i] - arrival[i])
+            samples[used] = first
+            used += 1
+            if done:
+                whole = positive(last_token[i] - arrival[i])
+                mean_gap = (whole - first) / <double>max(outputs - 1, 1)
+                if not (whole > sla_e2e or first > sla_ttft or (mean_gap > sla_itl and outputs > 1)):
+                    t.good += 1
+                    t.good_outputs += outputs
+        plain(samples, used, &moments[0], at[0], spare)
+        used = 0
+        for i in range(n):
+            samples[used] = second_gap[i]
+            used += not (isnan(first_admit[i]) or isnan(first_token[i]) or isnan(second_gap[i]))
+        plain(samples, used, &moments[1], at[1], spare)
+        used = 0
+        for i in range(n):
+            samples[used] = positive(last_token[i] - first_token[i]) / <double>max(output_tokens[i] - 1, 1)
+            used += not (isnan(first_admit[i]) or isnan(first_token[i])) and output_tokens[i] >= 2
+        plain(samples, used, &moments[2], at[2], spare)
+        used = 0
+        for i in range(n):
+            samples[used] = positive(last_token[i] - arrival[i])
+            used += not (isnan(first_admit[i]) or isnan(first_token[i])) and (reference or terminal[i] == 1)
+        plain(samples, used, &moments[3], at[3], spare)
     free(samples)
-    totals = {"completed": t.completed, "inputs": t.inputs, "outputs": t.outputs, "reused": t.reused,
-              "first_reused": t.first_reused, "good": t.good, "good_outputs": t.good_outputs, "duration_ms": t.last,
-              "terminal": [t.terminal[which] for which in range(8)]}
+    totals = {"requests": t.requests, "completed": t.completed, "inputs": t.inputs, "outputs": t.outputs,
+              "reused": t.reused, "first_reused": t.first_reused, "good": t.good, "good_outputs": t.good_outputs,
+              "duration_ms": t.last, "terminal": [t.terminal[which] for which in range(8)]}
     return (totals, *[described(&moments[which], at[which]) for which in range(4)])

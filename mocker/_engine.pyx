@@ -82,9 +82,9 @@ cdef class EngineCore:
         c.real_tokens, c.record, c.metrics = real_tokens, record, record
         c.tokens_per_block = <int32_t>block_size if event_tokens and caching else 0
         if (core_init(c) != ERR_OK
-                or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
-                or timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup) != ERR_OK):
+                or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK):
             raise MemoryError
+        timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup)
         self.worker_id, self.timing, self.victim = worker_id, timing, victim
         if victim is not None:
             c.victim, c.victim_context = hook_victim, <void*>victim

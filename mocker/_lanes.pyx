@@ -9,6 +9,8 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 
+import numpy as np
+
 from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport ERR_MEMORY, int64_t
 from mocker._core cimport Core
@@ -32,8 +34,15 @@ cdef class Lanes(Workers):
         self.free_gaps()
         free(self.lanes)
 
-    def set_order(self, const int64_t[::1] order):
-        """Open loop of single requests: rows by arrival time (stable)."""
+    def set_order(self):
+        """Open loop of single requests: take rows by arrival time (stable)."""
+        cdef int64_t[::1] order = np.empty(self.n, np.int64)
+        cdef int64_t i
+        for i in range(self.n):
+            order[i] = i
+            if i > 0 and not self.arrival[i] >= self.arrival[i - 1]:
+                order = np.argsort(self.arrival, kind="stable")
+                break
         self.order = order
 
     def last_timestamp(self):

@@ -5,7 +5,7 @@ Everything that a pass does is in `_sglang`; here are construction, submission o
 the conversion of what a pass produced, read-only views, and the checks that tests run after every pass.
 """
 from libc.math cimport isnan
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._collect cimport Collector
@@ -71,7 +71,6 @@ cdef class SglangEngine:
                   CompiledModel timing=None):
         cdef SglangCore* c = &self.c
         cdef int i
-        cdef bint memo = total <= MEMO_TOKENS
         c.page, c.total, c.max_seqs, c.max_prefill, c.chunk, c.clip = page, total, max_seqs, max_prefill, chunk, clip
         c.lpm, c.conserve, c.worker_type = lpm, conserve, worker_type
         c.init_ratio = 0.7 * conservativeness
@@ -83,14 +82,11 @@ cdef class SglangEngine:
             c.rates[i] = rates[i]
         rng_seed(&c.rng, seed)
         c.real_tokens, c.record, c.metrics, c.capture = real_tokens, record, record, capture
-        if (sgl_init(c) != ERR_OK
-                or timing_init(&c.timing, total if memo else 0, 1, speedup, decode_speedup) != ERR_OK):
+        if sgl_init(c) != ERR_OK:
             raise MemoryError
-        if not memo:                           # too many places to fill for each new engine
-            free(c.timing.decode_by_active)
-            c.timing.decode_by_active = NULL
-            c.timing.total_tokens = <double>total
-            c.timing.blocks = total
+        timing_init(&c.timing, total, 1, speedup, decode_speedup)
+        if total > MEMO_TOKENS:
+            c.timing.memo_most = 0
         self.worker_id, self.timing = worker_id, timing
         if timing is not None:
             timing_use(&c.timing, &timing.model)

@@ -20,7 +20,9 @@ cdef struct Timing:
     double decode_speedup          # further divides decode time
     double total_tokens            # capacity of the pool in tokens
     int64_t block_size             # tokens a block
-    double* decode_by_active       # [blocks + 1] memo: decode ms by active blocks, -1 = not yet; NULL if too many
+    double* decode_by_active       # [memo] decode ms by active blocks, -1 = not yet
+    int64_t memo                   # places that it has so far
+    int64_t memo_most              # places that it may get; 0: nothing is remembered
     int64_t blocks                 # capacity of the pool in blocks
     Model* model                   # asked in place of the polynomial; NULL: the polynomial
 
@@ -30,8 +32,8 @@ cdef inline bint timing_varies(Timing* t) noexcept nogil:
     return t.model != NULL and t.model.by_context
 
 
-cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
-                     double decode_speedup) noexcept nogil
+cdef void timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
+                      double decode_speedup) noexcept nogil
 cdef void timing_free(Timing* t) noexcept nogil
 cdef void timing_use(Timing* t, Model* model) noexcept nogil
 cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil

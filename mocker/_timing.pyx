@@ -10,12 +10,13 @@ and behind two function pointers; one costs a call a pass, and a call a stretch 
 the requests' lengths (`by_context`).
 """
 from libc.math cimport INFINITY, fma, isfinite, rint
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, realloc
 
-from mocker._common cimport ERR_MEMORY, ERR_OK, int64_t
+from mocker._common cimport int64_t
 
 cdef enum:
     MEMO_LIMIT = 1 << 20           # pools larger than this get no memo of decode times
+    MEMO_FIRST = 512               # places of a memo at first
 
 cdef double LONGEST = 9.0e9        # seconds (285 years): the nanoseconds of a duration fit 63 bits
 cdef double SHORT = 1e6            # seconds: below it a double tells nanoseconds apart
@@ -59,21 +60,15 @@ cdef double scaled_ms(double ms, double ratio) noexcept nogil:
     return seconds * 1000.0
 
 
-cdef int timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
-                     double decode_speedup) noexcept nogil:
-    cdef int64_t i
+cdef void timing_init(Timing* t, int64_t blocks, int64_t block_size, double speedup,
+                      double decode_speedup) noexcept nogil:
     t.speedup, t.decode_speedup = speedup, decode_speedup
     t.total_tokens = <double>(blocks * block_size)
     t.block_size, t.blocks = block_size, blocks
     t.decode_by_active = NULL
+    t.memo = 0
+    t.memo_most = blocks + 1 if blocks <= MEMO_LIMIT else 0
     t.model = NULL
-    if blocks <= MEMO_LIMIT:
-        t.decode_by_active = <double*>malloc((blocks + 1) * sizeof(double))
-        if t.decode_by_active == NULL:
-            return ERR_MEMORY
-        for i in range(blocks + 1):
-            t.decode_by_active[i] = -1.0
-    return ERR_OK
 
 
 cdef void timing_free(Timing* t) noexcept nogil:
@@ -84,7 +79,23 @@ cdef void timing_use(Timing* t, Model* model) noexcept nogil:
     """Ask `model` from now on; it has to outlive the timing."""
     free(t.decode_by_active)
     t.decode_by_active = NULL
+    t.memo = t.memo_most = 0
     t.model = model
+
+
+cdef void remember(Timing* t, int64_t active_blocks, double ms) noexcept nogil:
+    """Keep a decode time, in a memo that grows with the blocks that are really in use. Short memory: not kept."""
+    cdef int64_t i, places
+    cdef double* moved
+    if active_blocks >= t.memo:
+        places = min(max(2 * active_blocks, MEMO_FIRST), t.memo_most)
+        moved = <double*>realloc(t.decode_by_active, places * sizeof(double))
+        if moved == NULL:
+            return
+        for i in range(t.memo, places):
+            moved[i] = -1.0
+        t.decode_by_active, t.memo = moved, places
+    t.decode_by_active[active_blocks] = ms
 
 
 cdef int64_t per_rank(Model* m, int64_t batch) noexcept nogil:
@@ -118,7 +129,7 @@ cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil:
     """Duration of the decode part, ms; `batch` > 0 ready requests of mean length `context`, `active_blocks` held."""
     cdef double share, ms, result
-    if t.decode_by_active != NULL and t.decode_by_active[active_blocks] >= 0.0:
+    if active_blocks < t.memo and t.decode_by_active[active_blocks] >= 0.0:
         return t.decode_by_active[active_blocks]
     if t.model != NULL:
         return scaled_ms(model_decode(t.model, batch, active_blocks * t.block_size, context),
@@ -128,8 +139,8 @@ cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, in
     if not (ms >= 1.0):
         ms = 1.0
     result = scaled_ms(ms, t.speedup * t.decode_speedup)
-    if t.decode_by_active != NULL:
-        t.decode_by_active[active_blocks] = result
+    if active_blocks < t.memo_most:
+        remember(t, active_blocks, result)
     return result
 
 

@@ -4,7 +4,7 @@
 Knows engines and the columns of the workload, no clock and no routes; `_cluster` and `_disagg` run on top of it.
 Costs: O(prompt segments) a request, O(1) a look.
 """
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, NAN
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
@@ -87,9 +87,9 @@ cdef class Workers:
         self.engines, self.collector, self.arrival, self.prompt, self.limit = engines, collector, arrival, prompt, limit
         self.paths, self.tokens, self.cap, self.single, self.fast = paths, tokens, cap_ms, single, fast
         self.n = prompt.shape[0]
-        self.worker_of = np.full(self.n, NIL, np.int32)
-        self.arrival_of = np.full(self.n, np.nan)
+        self.worker_of, self.arrival_of = np.empty(self.n, np.int32), np.empty(self.n)
         self.worker, self.arrived = self.worker_of, self.arrival_of
+        self.worker[:], self.arrived[:] = NIL, NAN
         self.kind = (KIND_SGLANG if isinstance(engines[0], SglangEngine)
                      else KIND_RULES if isinstance(engines[0], RulesEngine) else KIND_CORE)
         self.router = router

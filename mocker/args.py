@@ -366,9 +366,9 @@ class MockEngineArgs(Record):
     def _finish_scheduler(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
         if values["scheduler_rules"] != DEFAULT_SCHEDULER_RULES:
             return scheduler_conflicts(values)
-        others = one_of(SCHEDULER_RULES[1:])
         return [
-            (name, f"{name} requires scheduler_rules to be {others}, got {name}={show(values[name])} without it")
+            (name, f"{name} requires scheduler_rules to be {one_of(SCHEDULER_RULES[1:])}, got "
+                   f"{name}={show(values[name])} without it")
             for name in SCHEDULER_FIELDS[1:]
             if values[name] != cls._defaults[name]
         ]

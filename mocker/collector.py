@@ -49,7 +49,7 @@ class Sla:
 
 @dataclass
 class Columns:
-    """One entry per request that arrived; NaN = never happened.
+    """One entry per request; NaN = never happened. Those without an arrival do not count.
 
     Times in ms of simulated time (float64), lengths and counts in tokens (int64), `terminal` an index into
     `TERMINAL_NAMES` (int8).
@@ -68,12 +68,17 @@ class Columns:
     terminal: NDArray[np.int8]
 
 
-def _distribution(out: Report, samples: dict[str, int], name: str, suffix: str, stats: Mapping[str, Any],
-                  reference: bool) -> None:
-    count = int(stats["samples"])
+_KEYS = {name: tuple(f"{key}_{name}{suffix}" for key in STATISTICS)
+         for name, suffix in (("ttft", "_ms"), ("ttst", "_ms"), ("tpot", "_ms"), ("itl", "_ms"), ("e2e_latency", "_ms"),
+                              ("output_token_throughput_per_user", ""))}
+
+
+def _distribution(out: Report, samples: dict[str, int], name: str, stats: Mapping[str, Any], reference: bool) -> None:
+    """Add one distribution; `stats` has the samples, then the values of `STATISTICS` in order, if there are samples."""
+    count, *values = stats.values()
     samples[name] = count
-    for key in STATISTICS:
-        out[f"{key}_{name}{suffix}"] = float(stats[key]) if count else (0.0 if reference else None)
+    out.update(zip(_KEYS[name], values, strict=True) if count
+               else dict.fromkeys(_KEYS[name], 0.0 if reference else None))
 
 
 def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any], *, sla: Sla | None = None,
@@ -113,7 +118,7 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         c.arrival, c.first_admit, c.first_token, c.second_gap, c.last_token, c.input_length, c.output_length,
         c.output_tokens, c.reused, c.first_reused, c.terminal, compat == "reference", *bounds)
     return report_of(
-        len(c.arrival), totals, (ttft, ttst, tpot, e2e), gaps, rates, goodput=sla is not None and sla.is_set,
+        totals["requests"], totals, (ttft, ttst, tpot, e2e), gaps, rates, goodput=sla is not None and sla.is_set,
         decode_worker_seconds=decode_worker_seconds, prefill_worker_seconds=prefill_worker_seconds,
         decode_gpus=decode_gpus, prefill_gpus=prefill_gpus, wall_time_ms=wall_time_ms, compat=compat)
 
@@ -158,12 +163,8 @@ def report_of(requests: int, totals: Mapping[str, Any], latencies: Sequence[Mapp
     out["prefix_cache_reused_ratio"] = totals["reused"] / inputs if inputs else 0.0
     out["first_admission_prefix_cache_reused_ratio"] = totals["first_reused"] / inputs if inputs else 0.0
     samples: dict[str, int] = {}
-    _distribution(out, samples, "ttft", "_ms", ttft, reference)
-    _distribution(out, samples, "ttst", "_ms", ttst, reference)
-    _distribution(out, samples, "tpot", "_ms", tpot, reference)
-    _distribution(out, samples, "itl", "_ms", gaps, reference)
-    _distribution(out, samples, "e2e_latency", "_ms", e2e, reference)
-    _distribution(out, samples, "output_token_throughput_per_user", "", rates, reference)
+    for name, stats in zip(_KEYS, (ttft, ttst, tpot, gaps, e2e, rates), strict=True):
+        _distribution(out, samples, name, stats, reference)
     if not reference:
         for code in (0, 2, 3, 4, 5, 6):
             out[f"{TERMINAL_NAMES[code]}_requests"] = totals["terminal"][code]

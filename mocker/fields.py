@@ -419,11 +419,9 @@ class Record:
     def _validate(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Check and normalise values in place; raises ``BadValue`` with every problem."""
         problems: list[tuple[str, str]] = []
-        fields = cls._fields
-        for name, value in values.items():
-            field = fields[name]
-            if value is field.default:
-                continue
+        defaults = cls._defaults
+        for name in [name for name, value in values.items() if name not in defaults or value is not defaults[name]]:
+            field, value = cls._fields[name], values[name]
             if value is None:
                 if not field.nullable:
                     problems.append((name, f"{name} must not be null; expected {field.expects}"))

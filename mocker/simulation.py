@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,9 +74,10 @@ class Simulation:
     report
         The report (`mocker.report.REPORT_KEYS`, then further keys).
     columns
-        One array for each per-request field, all of one length, in trace order.
+        One array for each per-request field, all of one length, in trace order; or a function that makes them when
+        they are asked for first.
     meta
-        How the result came about: version, configuration, workload.
+        How the result came about: version, configuration, workload; or a function that says so.
     timeline
         What was recorded over simulated time.
     gaps
@@ -99,19 +101,42 @@ class Simulation:
         If the columns differ in length.
     """
 
-    def __init__(self, report: dict[str, Any], columns: Mapping[str, NDArray[Any]], meta: dict[str, Any],
-                 timeline: Timeline | None = None,
+    def __init__(self, report: dict[str, Any],
+                 columns: Mapping[str, NDArray[Any]] | Callable[[], Mapping[str, NDArray[Any]]],
+                 meta: dict[str, Any] | Callable[[], dict[str, Any]], timeline: Timeline | None = None,
                  gaps: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None,
                  scaling: Sequence[ScalingEvent] = ()) -> None:
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"per-request columns differ in length: {lengths}")
         self.report = report
-        self.per_request = dict(columns)
-        self.meta = meta
+        self._columns, self._meta = columns, meta
         self.timeline = timeline
         self.gaps = gaps
         self.scaling = list(scaling)
+        if not callable(columns):
+            self.per_request = _checked(columns)
+        if not callable(meta):
+            self.meta = meta
+
+    @cached_property
+    def per_request(self) -> dict[str, NDArray[Any]]:
+        """Field name to NumPy column."""
+        assert callable(self._columns)
+        made, self._columns = self._columns(), {}
+        return _checked(made)
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """How the result came about."""
+        assert callable(self._meta)
+        made, self._meta = self._meta(), {}
+        return made
+
+    def complete(self) -> Simulation:
+        """Make now what is otherwise made when it is asked for first; returns itself."""
+        _ = self.per_request, self.meta
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.complete().__dict__
 
     @property
     def _num_rows(self) -> int:
@@ -271,6 +296,14 @@ class Simulation:
             f'<div><table><caption style="text-align:left">{caption}</caption>'
             f"<thead>{head}</thead><tbody>{body}</tbody></table>{below}</div>"
         )
+
+
+def _checked(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """A copy of the mapping, whose columns have to be of one length."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"per-request columns differ in length: {lengths}")
+    return dict(columns)
 
 
 def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> bytes:

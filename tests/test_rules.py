@@ -157,10 +157,9 @@ def by_segments(t: dict, args: MockEngineArgs, rules: SchedulerRules, fast: bool
                          capture=False, event_tokens=False, worker_id=0)
     options.configure(engine)
     paths = PathTable.from_hash_ids(t["offsets"], t["ids"], t["prompt"], 8, args.block_size)
-    order = np.argsort(t["arrival"], kind="stable")
     cluster = Cluster([engine], collector, t["arrival"], t["prompt"], t["limit"], paths, None, None, np.inf, True,
                       fast_paths(fast).bits)
-    cluster.set_order(order)
+    cluster.set_order()
     assert cluster.run_lane(0, 10**9, n) and not cluster.stalled
     engine.check()
     return collector

@@ -11,6 +11,7 @@ import uuid
 import numpy as np
 import pytest
 
+import mocker
 import mocker.simulation as simulation_module
 from mocker.simulation import RECORD_KEYS, Simulation
 
@@ -70,6 +71,19 @@ def test_attributes(simulation):
     copy = pickle.loads(pickle.dumps(simulation))
     assert copy.report == simulation.report
     assert copy.per_request["row"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_made_when_it_is_asked_for():
+    args = mocker.MockEngineArgs(num_gpu_blocks=256)
+    result = mocker.simulate(mocker.SyntheticSpec(100, 5, 3), extra_engine_args=args)
+    args.aic_mtp_seed = 77
+    copy = pickle.loads(pickle.dumps(result))
+    assert copy.per_request["output_tokens"].tolist() == result.per_request["output_tokens"].tolist() == [5, 5, 5]
+    assert copy.meta["engine_args"] == result.meta["engine_args"] and "77" not in result.meta["engine_args"]
+    assert result.per_request is result.per_request
+    broken = Simulation({}, lambda: {"a": np.zeros(2), "b": np.zeros(3)}, dict)
+    with pytest.raises(ValueError, match="differ in length"):
+        _ = broken.per_request
 
 
 def test_columns_of_different_length():

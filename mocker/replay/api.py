@@ -45,6 +45,7 @@ PathLike = str | os.PathLike[str]
 SLICE_PASSES = 1_000_000           # passes between two looks at signals and progress
 STREAM_PASSES = 50_000             # the same when requests are written as they end
 LANE_ROWS = 8192                   # requests after which the next worker's lane has its turn: what caches hold of rows
+ALL = slice(None)
 WAITS_FOR = {0: "a worker", 1: "room in the KV pool or a free place to run", 2: "budget to compute its next tokens",
              3: "room in the KV pool to resume", 7: "its blocks from a lower storage tier"}
 
@@ -66,7 +67,9 @@ class Run:
 
     def admissions(self, rows: Any) -> dict[str, NDArray[Any]]:
         """The collector's columns; in disaggregation the first admission is that of the prefill pool."""
-        columns = {name: column[rows] for name, column in self.cluster.collector.columns.items()}
+        columns: dict[str, NDArray[Any]] = self.cluster.collector.columns
+        if rows is not ALL or isinstance(self.cluster, DisaggCluster):
+            columns = {name: column[rows] for name, column in columns.items()}
         if isinstance(self.cluster, DisaggCluster):
             first = self.cluster.prefill_collector.columns
             columns["first_admit_ms"] = first["first_admit_ms"][rows]
@@ -118,7 +121,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
             progress(cluster.ended, n, cluster.last_timestamp())
 
     if concurrency is None and workload.is_single and not coupled and fast.lanes:
-        cluster.set_order(_in_order(workload.arrival))
+        cluster.set_order()
         alone = watch is not None or recording is not None or drain is not None or pools.args.num_g2_blocks
         run_lanes(cluster, pools.workers, passes, range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS), 1 if alone else threads,
                   look, None if drain is None else look)
@@ -136,13 +139,6 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
         progress(cluster.ended, n, cluster.last_timestamp())
     run.wall_time_ms = (time.perf_counter() - began) * 1000.0
     return run
-
-
-def _in_order(arrival: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rows by arrival time, as they are where they have one."""
-    if (arrival[1:] >= arrival[:-1]).all():
-        return np.arange(len(arrival))
-    return np.argsort(arrival, kind="stable")
 
 
 def _kept(run: Run, rows: Any) -> dict[str, NDArray[Any]]:
@@ -205,10 +201,8 @@ def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None 
         "decode_gpus": pools.args.aic_gpus_per_worker(),
         "prefill_gpus": 0 if prefill is None else prefill.aic_gpus_per_worker(), "wall_time_ms": run.wall_time_ms,
         "compat": compat}
-    arrived = ~np.isnan(cluster.arrival_of)
     if stream is None:
-        report = assemble_report(Columns(**_kept(run, slice(None) if arrived.all() else arrived)), gaps, rates, sla=sla,
-                                 **provision)
+        report = assemble_report(Columns(**_kept(run, ALL)), gaps, rates, sla=sla, **provision)
     else:
         report = report_of(stream.rows, stream.totals, stream.distributions(), gaps, rates, goodput=sla.is_set,
                            **provision)
@@ -227,7 +221,7 @@ def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None 
         if cluster.stalled:
             report["stalled"] = [_stuck(run, *entry) for entry in cluster.unfinished()]
             at_work = {entry["row"] for entry in report["stalled"]}
-            left = np.flatnonzero(arrived & (cluster.collector.columns["terminal"] == 0))
+            left = np.flatnonzero(~np.isnan(cluster.arrival_of) & (cluster.collector.columns["terminal"] == 0))
             report["stalled"] += [_stuck(run, int(row), -1, 0, int(w.prompt[row]), 0, 0) for row in left
                                   if row not in at_work]
         if run.planning is not None:
@@ -565,8 +559,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
              compat: str | None = None, progress: Progress | None = None, fast_forward: bool | FastPaths = True,
              recording: Recording | None = None, planner: Planner | None = None,
              trace_options: Mapping[str, Any] | None = None, exact_gaps: int | None = None,
-             stream_to: PathLike | None = None, threads: int = 1, _report_only: bool = False,
-             _watch: Any = None) -> Simulation:
+             stream_to: PathLike | None = None, threads: int = 1, _watch: Any = None) -> Simulation:
     """Replay a workload and return the report with a column per request field.
 
     Parameters
@@ -628,24 +621,29 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward, recording=recording,
         watch=_watch, planner=planner, trace_options=trace_options, exact_gaps=exact_gaps, stream_to=stream_to,
         threads=threads)
-    if _report_only:
-        return Simulation(report, {}, {})
-    return simulation_of(run, report, arguments_of(simulate, given), Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-                         replay_concurrency, arrival_speedup_ratio, recording, stream_to is not None)
+    return simulation_of(run, report, given, Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms), recording,
+                         stream_to is not None)
 
 
-def simulation_of(run: Run, report: Report, arguments: dict[str, Any], sla: Sla, concurrency: int | None,
-                  speedup: float, recording: Recording | None, streamed: bool = False) -> Simulation:
-    """The finished replay as users get it."""
-    meta = {"mocker_version": __version__, "engine_args": run.pools.args.to_json(), "num_workers": run.pools.workers,
-            "replay_concurrency": concurrency, "arrival_speedup_ratio": speedup, "arguments": arguments,
-            "sla": {"ttft_ms": sla.ttft_ms, "itl_ms": sla.itl_ms, "e2e_ms": sla.e2e_ms}}
-    if run.workload.trace is not None and run.workload.trace.skipped:
-        meta["skipped_rows"] = [str(error) for error in run.workload.trace.skipped]
-    columns = {} if streamed else run_columns(run, arrived_rows(run))
+def simulation_of(run: Run, report: Report, call: Mapping[str, Any], sla: Sla, recording: Recording | None,
+                  streamed: bool = False) -> Simulation:
+    """The finished replay as users get it; `call` has the arguments of `simulate`, by name."""
+    args = run.pools.args.copy()               # as they are now
+
+    def meta() -> dict[str, Any]:
+        made = {"mocker_version": __version__, "engine_args": args.to_json(), "num_workers": run.pools.workers,
+                "replay_concurrency": call["replay_concurrency"],
+                "arrival_speedup_ratio": call["arrival_speedup_ratio"], "arguments": arguments_of(simulate, call),
+                "sla": {"ttft_ms": sla.ttft_ms, "itl_ms": sla.itl_ms, "e2e_ms": sla.e2e_ms}}
+        if run.workload.trace is not None and run.workload.trace.skipped:
+            made["skipped_rows"] = [str(error) for error in run.workload.trace.skipped]
+        return made
+
     scaling = [] if run.planning is None else run.planning.events
     if recording is None:
-        return Simulation(report, columns, meta, scaling=scaling)
+        return Simulation(report, {} if streamed else lambda: run_columns(run, arrived_rows(run)), meta,
+                          scaling=scaling)
+    columns = run_columns(run, arrived_rows(run))
     return Simulation(report, columns, meta, timeline_of(run, recording, columns),
                       run.cluster.collector.gap_histogram(), scaling)
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from .. import _live, _snapshot
 from ..collector import Sla
-from ..provenance import arguments_of
 from ..simulation import Simulation
 from ..trace import Trace
 from ..workload import SyntheticSpec
@@ -480,9 +479,8 @@ class RunningSimulation:
         self._cluster.flush()
         a = self._arguments
         run = Run(self._cluster, self._rows(), self._pools, self._busy_ms, self._planning)
-        given = arguments_of(simulate, {**a, "planner": None if a["scaling"] else a["planner"]})
-        return simulation_of(run, run_report(run, self._sla, a["compat"]), given, self._sla, a["replay_concurrency"],
-                             a["arrival_speedup_ratio"], a["recording"])
+        call = {**a, "planner": None if a["scaling"] else a["planner"]}
+        return simulation_of(run, run_report(run, self._sla, a["compat"]), call, self._sla, a["recording"]).complete()
 
     def _rows(self) -> Workload:
         """The workload with the injected requests, as long as the cluster's columns."""

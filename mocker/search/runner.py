@@ -78,7 +78,7 @@ def judge(workload: WorkloadLike, item: Mapping[str, Any], settings: Mapping[str
         for seed in settings["seeds"]:
             config = item["config"] if seed is None else {**item["config"], "router_seed": seed}
             watch = Watch(bounds + limits) if settings["stop_early"] else None
-            report = simulate(workload, **simulate_keywords(config), _report_only=True, _watch=watch or None).report
+            report = simulate(workload, **simulate_keywords(config), _watch=watch or None).report
             reports.append({key: look_up(report, key) for key in settings["keys"]})
             worst = max(worst, violation(bounds, report))
     except Hopeless as end:

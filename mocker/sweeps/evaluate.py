@@ -57,7 +57,7 @@ def evaluate(workload: WorkloadLike, config: Mapping[str, Any], keys: Sequence[s
         ``{"report": {key: value}}``, or ``{"error": text}`` if the configuration fails.
     """
     try:
-        report = simulate(workload, **simulate_keywords(config), _report_only=True).report
+        report = simulate(workload, **simulate_keywords(config)).report
         return {"report": {key: look_up(report, key) for key in keys}}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
