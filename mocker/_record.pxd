@@ -7,6 +7,7 @@ cdef struct Cell:                  # one worker in one bin: sums over the part o
     double waiting                 # requests in the worker's queue x ms
     double used                    # blocks that requests hold x ms
     double cached                  # blocks cached without a holder x ms
+    double host                    # blocks in the host tier below x ms
     double passes
     double batch_tokens            # scheduled
     double prompt_tokens           # computed
@@ -22,6 +23,7 @@ cdef struct Span:                  # passes in a row that are alike, or an idle 
     double waiting                 # requests behind it when it was put together
     double used                    # blocks held while it ran
     double cached
+    double host                    # as the pass ended
     double passes
     double batch_tokens            # all passes together, as all that follow
     double prompt_tokens
@@ -41,6 +43,7 @@ cdef struct Track:                 # one worker
     double waiting                 # since then
     double used
     double cached
+    double host
     int64_t preemptions            # at the end of the last pass
 
 
@@ -87,6 +90,7 @@ cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
     c.waiting += s.waiting * ms
     c.used += s.used * ms
     c.cached += s.cached * ms
+    c.host += s.host * ms
     c.passes += s.passes
     c.batch_tokens += s.batch_tokens
     c.prompt_tokens += s.prompt_tokens

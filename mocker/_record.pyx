@@ -16,16 +16,16 @@ import numpy as np
 
 from mocker._common cimport ERR_MEMORY, grown, int64_t
 
-CELL_FIELDS = ("running", "waiting", "used", "cached", "passes", "batch_tokens", "prompt_tokens", "output_tokens",
-               "preemptions", "busy")
-PASS_FIELDS = ("start_ms", "end_ms", "running", "waiting", "used", "cached", "passes", "batch_tokens",
+CELL_FIELDS = ("running", "waiting", "used", "cached", "host", "passes", "batch_tokens", "prompt_tokens",
+               "output_tokens", "preemptions", "busy")
+PASS_FIELDS = ("start_ms", "end_ms", "running", "waiting", "used", "cached", "host", "passes", "batch_tokens",
                "prompt_tokens", "output_tokens", "preemptions", "prefills", "admitted", "completed")
 
 cdef enum:
-    FIELDS = 10                    # doubles of a Cell
-    LEVELS = 4                     # of them levels, which come first
+    FIELDS = 11                    # doubles of a Cell
+    LEVELS = 5                     # of them levels, which come first
     COUNTS = 5                     # and counts, which follow; a Span has both in this order
-    PASS_DOUBLES = 14              # doubles of a Span
+    PASS_DOUBLES = 15              # doubles of a Span
 
 
 cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil:
@@ -118,7 +118,7 @@ cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil:
     if not (until > x.end):
         return
     memset(&s, 0, sizeof(Span))
-    s.start, s.end, s.used, s.cached, s.waiting = x.end, until, x.used, x.cached, x.waiting
+    s.start, s.end, s.used, s.cached, s.waiting, s.host = x.end, until, x.used, x.cached, x.waiting, x.host
     spread(t, x, &s)
     x.end = until
 

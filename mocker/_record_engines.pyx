@@ -6,8 +6,15 @@ them by the time anybody looks. SGLang's pool is counted in pages here.
 """
 from mocker._common cimport int64_t
 from mocker._core cimport Core
+from mocker._offload cimport Offload
 from mocker._record cimport Span, Timeline, Track, timeline_add, timeline_idle, timeline_track
 from mocker._sglang cimport SglangCore
+
+
+cdef inline double in_host(Core* c) noexcept nogil:
+    """Blocks in the host tier below; 0 without."""
+    cdef Offload* o = <Offload*>c.tiers
+    return <double>(o.g2.capacity - o.g2.free) if o != NULL else 0.0
 
 
 cdef void record_pass(Timeline* t, int64_t worker, bint sglang, void* core, double start) noexcept nogil:
@@ -18,7 +25,7 @@ cdef void record_pass(Timeline* t, int64_t worker, bint sglang, void* core, doub
     cdef SglangCore* g
     if x == NULL:
         return
-    s.start, s.passes = start, 1.0
+    s.start, s.passes, s.host = start, 1.0, 0.0
     if sglang:
         g = <SglangCore*>core
         s.end, s.running, s.waiting = g.end_ms, <double>g.seen_running, <double>(g.seen_waiting + g.n_pending)
@@ -37,6 +44,7 @@ cdef void record_pass(Timeline* t, int64_t worker, bint sglang, void* core, doub
         s.admitted, s.completed = <double>c.admitted, <double>c.completed
         s.preemptions = <double>(c.preemptions - x.preemptions)
         x.preemptions = c.preemptions
+        s.host = in_host(c)
     timeline_add(t, worker, x, &s)
     hold(x, sglang, core)
 
@@ -51,7 +59,7 @@ cdef void record_stretch(Timeline* t, int64_t worker, bint sglang, void* core, d
     if x == NULL:
         return
     s.start, s.end, s.passes = start, end, <double>passes
-    s.prompt_tokens = s.preemptions = s.prefills = s.admitted = s.completed = 0.0
+    s.prompt_tokens = s.preemptions = s.prefills = s.admitted = s.completed = s.host = 0.0
     if sglang:
         g = <SglangCore*>core
         s.running, s.waiting = <double>g.n_running, <double>(g.n_waiting + g.n_pending)
@@ -61,7 +69,7 @@ cdef void record_stretch(Timeline* t, int64_t worker, bint sglang, void* core, d
     else:
         c = <Core*>core
         s.running, s.waiting = <double>c.n_running, <double>(c.n_waiting + c.n_pending)
-        s.used, s.cached = <double>c.pool.active, <double>c.pool.inactive
+        s.used, s.cached, s.host = <double>c.pool.active, <double>c.pool.inactive, in_host(c)
     s.batch_tokens = s.output_tokens = s.running * s.passes
     timeline_add(t, worker, x, &s)
     hold(x, sglang, core)
@@ -88,3 +96,4 @@ cdef inline void hold(Track* x, bint sglang, void* core) noexcept nogil:
         return
     c = <Core*>core
     x.waiting, x.used, x.cached = <double>(c.n_waiting + c.n_pending), <double>c.pool.active, <double>c.pool.inactive
+    x.host = in_host(c)

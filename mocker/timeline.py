@@ -30,6 +30,7 @@ SERIES: dict[str, str] = {
     "waiting": "requests in the worker's queue, mean over the time",
     "kv_used_blocks": "KV blocks that requests hold, mean over the time",
     "kv_cached_blocks": "KV blocks cached without a holder, mean over the time",
+    "kv_host_blocks": "KV blocks in the host tier (KV offload), mean over the time",
     "kv_usage": "kv_used_blocks as a share of the pool",
     "busy": "share of the time inside passes",
     "passes": "passes; counts of a pass are spread evenly over it",
@@ -145,6 +146,7 @@ class Timeline:
         self.series: dict[str, FloatArray] = {
             "running": sums["running"] / spans, "waiting": sums["waiting"] / spans,
             "kv_used_blocks": sums["used"] / spans, "kv_cached_blocks": sums["cached"] / spans,
+            "kv_host_blocks": sums["host"] / spans,
             "kv_usage": sums["used"] / spans / np.maximum(capacity, 1)[:, None], "busy": sums["busy"] / spans,
             "passes": sums["passes"], "batch_tokens": sums["batch_tokens"],
             "batch_tokens_per_pass": _ratio(sums["batch_tokens"], sums["passes"]),

@@ -20,7 +20,7 @@ from mocker.reports import html as page
 from mocker.reports import parts
 from mocker.reports import run as run_module
 from mocker.reports.compare import compare_reports, format_differences
-from mocker.reports.definitions import DISTRIBUTIONS, OUTCOMES, TIME_PER_TOKEN, TOTALS, describe
+from mocker.reports.definitions import DISTRIBUTIONS, OFFLOAD, OUTCOMES, TIERS, TIME_PER_TOKEN, TOTALS, describe
 from mocker.reports.perfetto import write_trace
 from mocker.reports.run import read_run, run_data
 from mocker.reports.summary import sparkline, summary_lines
@@ -141,6 +141,33 @@ def test_page_in_a_browser(run, pools, tmp_path):
             "batch_tokens_per_pass", "cache_hit_ratio", "output_tok_s"} <= set(charts)
     assert dom.count('class="scatterlayer mlayer"') >= len(charts)
     assert len(re.findall(r'<g class="trace scatter trace\w+"', dom)) >= 2 * 10
+
+
+def test_tiers_of_a_run(run, tmp_path):
+    """Tiers, links and the host's content over time, for the runs that have them; nothing of it for others."""
+    args = mocker.MockEngineArgs(num_gpu_blocks=6000, kv_bytes_per_token=131_072, num_g2_blocks=40_000,
+                                 num_g3_blocks=30_000, enable_g4_storage=True)
+    tiers = mocker.simulate(mocker.Trace.load(mocker.sample_trace_path()).head(400), num_workers=2,
+                            extra_engine_args=args, recording=Recording())
+    host = tiers.timeline.series["kv_host_blocks"]
+    assert host.max() == pytest.approx(tiers.report["offload"]["g2"]["peak_blocks"])
+    assert host[:, -1].min() > 0 and (np.diff(host) >= -1e-6).all()        # slots are filled before any is used again
+    path = page.write_html(tmp_path / "two.html", {"plain": run, "tiers": tiers})
+    text = path.read_text()
+    given = tiers.report["offload"]
+    section = text[text.index('<section id="offload">'):]
+    section = section[:section.index("</section>")]
+    for key in ("g2", "g3", "g4"):
+        assert TIERS[key] in section and page.number(given[key]["hit_tokens"]) in section
+        for way in ("down", "up"):
+            assert f"{given[key][way]['utilization']:.1%}" in section
+            assert page.number(given[key][way]["mean_queue_delay_ms"]) in section
+    assert all(metric.definition in section and page.number(given[key]) in section for key, metric in OFFLOAD.items())
+    assert "plain" not in section
+    plain, with_tiers = read_run(path)
+    assert "kv_host_blocks" not in plain["series"]["total"]
+    assert _unpack(with_tiers["series"]["total"]["kv_host_blocks"]).max() == pytest.approx(host.sum(0).max(), rel=0.05)
+    assert 'id="offload"' not in run.write_html(tmp_path / "one.html").read_text()
 
 
 def test_a_run_without_recording_has_a_page_without_curves(tmp_path):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DISTRIBUTIONS", "OUTCOMES", "STATISTICS", "TIME_PER_TOKEN", "TOTALS", "Metric", "describe"]
+__all__ = ["DISTRIBUTIONS", "OFFLOAD", "OUTCOMES", "STATISTICS", "TIERS", "TIME_PER_TOKEN", "TOTALS", "Metric",
+           "describe"]
 
 
 class Metric(NamedTuple):
@@ -69,6 +70,18 @@ DISTRIBUTIONS: dict[str, Metric] = {
 
 STATISTICS = ("mean", "std", "min", "median", "p75", "p90", "p95", "p99", "max")
 """Statistics of a distribution; percentile p is the value at rank round((n - 1) * p / 100), halves up, from 0."""
+
+TIERS = {"g2": "host (G2)", "g3": "disk (G3)", "g4": "remote (G4)"}
+"""Storage tiers by their key in `report["offload"]`."""
+
+OFFLOAD: dict[str, Metric] = {
+    "promotions": Metric("Promotions", "", "times that a request waited for blocks from below, and got them"),
+    "staged_promotions": Metric("Staged", "", "of these, through the host from the disk or the remote store"),
+    "blocked_allocations": Metric("Blocked allocations", "", "times that room for a request was still being copied "
+                                  "down", -1),
+    "parked_ms": Metric("Parked", "ms", "time that requests waited for their promotions, summed", -1),
+}
+"""Metrics of KV offload as a whole, by key of `report["offload"]`."""
 
 OUTCOMES: dict[str, str] = {
     "completed": "made all its tokens",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..report import write_atomically
 from .compare import compare_reports
-from .definitions import DISTRIBUTIONS, OUTCOMES, STATISTICS, TIME_PER_TOKEN, TOTALS
+from .definitions import DISTRIBUTIONS, OFFLOAD, OUTCOMES, STATISTICS, TIERS, TIME_PER_TOKEN, TOTALS
 from .run import RunData, run_data
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def _body(runs: Sequence[RunData]) -> Iterable[str]:
     yield _section("latency", "Latency distributions", _note(
         "Share of the samples that are at most so long. Drag to zoom, double-click to reset.")
         + '<label><input type="checkbox" id="log"> logarithmic</label><div id="cdfs" class="charts"></div>')
+    if any(run["report"].get("offload") for run in runs):
+        yield _section("offload", "KV offload", _offload(runs))
     if any("series" in run for run in runs):
         yield _section("time", "Over simulated time", _time_controls(runs)
                        + '<div id="series" class="charts wide"></div>')
@@ -280,6 +282,38 @@ def _scaling(runs: Sequence[RunData]) -> str:
         if len(events) > _EVENTS_SHOWN:
             rows.append([escape(run["name"]), f"and {len(events) - _EVENTS_SHOWN:,} more", "", "", ""])
     return _table(["run", "pool", "at, s", "workers before", "wanted"], rows, text_columns=2)
+
+
+def _offload(runs: Sequence[RunData]) -> str:
+    """Storage tiers and their links; a run without them is left out."""
+    tiers, links, sums = [], [], []
+    for run in runs:
+        given = run["report"].get("offload") or {}
+        name = escape(run["name"])
+        for key, title in TIERS.items():
+            tier = given.get(key)
+            if not isinstance(tier, dict):
+                continue
+            size = tier.get("blocks")
+            share = f"{tier['peak_blocks'] / size:.1%}" if size else "–"
+            tiers.append([name, title, number(tier["hit_tokens"]), "no limit" if size is None else number(size),
+                          number(tier["peak_blocks"]), share, number(tier["evicted_blocks"])])
+            for way in ("down", "up"):
+                link = tier[way]
+                links.append([name, f"{title}, {way}", number(link["transfers"]), number(link["bytes"] / 1e9),
+                              f"{link['utilization']:.1%}", f'<meter value="{link["utilization"]:.4f}"></meter>',
+                              number(link["mean_queue_delay_ms"])])
+        if given:
+            sums.append([name, *(number(given[key]) for key in OFFLOAD)])
+    terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in OFFLOAD.values())
+    return (_table(["run", "tier", "hit tokens", "blocks", "peak blocks", "peak", "evicted blocks"], tiers,
+                   text_columns=2)
+            + _table(["run", "link", "transfers", "GB", "utilization", "", "queue delay, ms"], links, text_columns=2)
+            + _table(["run", *(escape(m.title) for m in OFFLOAD.values())], sums) + f"<dl>{terms}</dl>"
+            + _note("Hit tokens came up from where they were found. Blocks and peak are those of one pool: the host of "
+                    "one worker, the largest of all peaks. Utilization is the share of the duration with something "
+                    "under way, mean over the links of all workers; queue delay is what a transfer took longer than it "
+                    "would have taken alone, mean."))
 
 
 def _time_controls(runs: Sequence[RunData]) -> str:

@@ -35,7 +35,7 @@ CDFS = ("ttft_ms", "ttst_ms", "tpot_ms", "itl_ms", "e2e_latency_ms")
 CDF_POINTS = 256
 SERIES_VALUES = 16_384             # of one series, all workers together
 _COLUMNS = {"ttft_ms": "ttft_ms", "ttst_ms": "ttst_ms", "tpot_ms": "itl_ms"}
-_LEVELS = ("running", "waiting", "kv_used_blocks", "kv_cached_blocks", "kv_usage", "busy")
+_LEVELS = ("running", "waiting", "kv_used_blocks", "kv_cached_blocks", "kv_host_blocks", "kv_usage", "busy")
 _COUNTS = ("passes", "batch_tokens", "prompt_tokens", "output_tokens", "preemptions", "arrivals", "completed",
            "admitted_prompt_tokens", "reused_prompt_tokens")
 
@@ -173,6 +173,8 @@ def _series(timeline: Timeline) -> dict[str, Any]:
                                ("cache_hit_ratio", "reused_prompt_tokens", "admitted_prompt_tokens")):
         out[name] = _ratio(sums[above], sums[below])
         total[name] = _ratio(sums[above].sum(0), sums[below].sum(0))
+    if not out["kv_host_blocks"].any():
+        del out["kv_host_blocks"], total["kv_host_blocks"]
     seconds = (timeline.start_ms[edges] + length / 2.0) / 1000.0
     return {"workers": timeline.workers, "capacity_blocks": timeline.capacity.tolist(),
             "interval_s": timeline.interval_ms * factor / 1000.0, "t": _packed(seconds),
