@@ -1,4 +1,4 @@
-"""What scores of your own cost: replays of the conversation trace relative to a built-in choice, in turns.
+"""What functions of your own cost: replays of the conversation trace relative to a built-in choice, in turns.
 
     python benches/hook_cost.py
 """
@@ -8,6 +8,7 @@ import numba
 
 import mocker
 from mocker.hooks import RoutingScore
+from mocker.timing import FormulaTiming, FunctionTiming
 
 SIGNATURE = "float64(int64, int64, int64, int64, int64)"
 
@@ -20,11 +21,24 @@ def newest(prompt, generated, limit, preemptions, blocks):
     return 0.0
 
 
+def prefill(batch, tokens, prefix):
+    return 16.5 + 0.0152 * (batch * tokens)
+
+
+def decode(batch, kv_tokens, context):
+    return 6.5 + 0.05 * batch + 2e-5 * (batch * context)
+
+
 def main():
     trace = mocker.Trace.load(mocker.sample_trace_path())
     compiled = numba.cfunc(SIGNATURE)
     tight = {"num_gpu_blocks": 4096, "block_size": 64}
+    formula = FormulaTiming((16.5, 0.0152, 0.0, 0.0), (6.5, 0.05, 0.0, 0.0, 2e-5))
+    clock = numba.cfunc("float64(int64, int64, int64)")
+    times_of = FunctionTiming(clock(prefill), clock(decode))
     cases = {
+        "time by length": {"extra_engine_args": mocker.MockEngineArgs(timing_model=formula)},
+        "as a cfunc  ": {"extra_engine_args": mocker.MockEngineArgs(timing_model=times_of)},
         "least requests": {"router_mode": mocker.router.LeastLoaded("requests")},
         "as a cfunc": {"router_mode": RoutingScore(compiled(requests))},
         "as a Python function": {"router_mode": RoutingScore(requests)},

@@ -97,7 +97,8 @@ class MockEngineArgs(Record):
     worker_type : {"aggregated", "prefill", "decode"}
         What the worker does. Settable.
     planner_profile_data : str or os.PathLike, optional
-        Profile (NPZ or JSON) that the timing model is made from, when an engine is; see :mod:`mocker.timing`.
+        Profile (NPZ, JSON, or a folder of profiler results) that the timing model is made from, when an engine is;
+        see :mod:`mocker.timing`.
     aic_backend, aic_system, aic_backend_version, aic_tp_size, aic_model_path, aic_moe_tp_size, aic_moe_ep_size, \
     aic_attention_dp_size, aic_gemm_dtype, aic_moe_dtype, aic_fmha_dtype, aic_kv_cache_dtype, aic_comm_dtype : optional
         What a performance database is asked for, when an engine is made; see :mod:`mocker.aic`. Settable.

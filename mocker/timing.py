@@ -340,7 +340,7 @@ def _function_timing(prefill: Any, decode: Any, vectorized: bool, uses_kv_tokens
 
 
 def load_timing(path: PathLike) -> TimingModel:
-    """Read a profile: the reference's NPZ arrays, or a JSON file of `mocker calibrate`.
+    """Read a profile: the reference's NPZ arrays, a folder of profiler results, or a JSON file of `mocker calibrate`.
 
     Raises
     ------
@@ -351,7 +351,9 @@ def load_timing(path: PathLike) -> TimingModel:
     """
     where = os.fspath(path)
     if os.path.isdir(where):
-        raise ValueError(f"planner_profile_data must be a file (.npz or .json), got the folder {where}")
+        from .profiler_results import load_profiler_folder
+
+        return load_profiler_folder(where)
     return FormulaTiming.load(where) if where.endswith(".json") else GridTiming.load(where)
 
 
@@ -370,7 +372,18 @@ def with_blocks(args: MockEngineArgs) -> MockEngineArgs:
     return args.replace(num_gpu_blocks=estimate_blocks(args))
 
 
-_loaded: dict[tuple[str, int, int], TimingModel] = {}
+_loaded: dict[tuple[Any, ...], TimingModel] = {}
+
+
+def _stamp(path: str) -> tuple[Any, ...]:
+    """What changes when a profile does: of a folder, all files two levels deep."""
+    status = os.stat(path)
+    files: tuple[Any, ...] = ()
+    if os.path.isdir(path):
+        files = tuple(sorted((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size)
+                             for folder in (path, *(e.path for e in os.scandir(path) if e.is_dir()))
+                             for entry in os.scandir(folder) if entry.is_file()))
+    return os.path.abspath(path), status.st_mtime_ns, status.st_size, files
 
 
 def engine_timing(args: MockEngineArgs) -> CompiledModel | None:
@@ -394,10 +407,9 @@ def engine_timing(args: MockEngineArgs) -> CompiledModel | None:
     if args.planner_profile_data is None:
         return None
     try:
-        status = os.stat(args.planner_profile_data)
+        key = _stamp(args.planner_profile_data)
     except OSError as error:
         raise ValueError(f"planner_profile_data: {error.strerror}: {args.planner_profile_data}") from None
-    key = (os.path.abspath(args.planner_profile_data), status.st_mtime_ns, status.st_size)
     if key not in _loaded:
         _loaded[key] = load_timing(args.planner_profile_data)
     return _loaded[key].core

@@ -242,7 +242,7 @@ def test_scheduler_rules_are_those_of_the_engine():
             "trace.jsonl --engine x=1 --prefill-engine-args {{}}",
             ["--engine is for aggregated", "--prefill-engine-args"],
         ),
-        ("trace.jsonl --engine planner_profile_data=folder", ["must be an .npz or .json file, got folder"]),
+        ("trace.jsonl --engine planner_profile_data=folder", ["or a folder of profiler results, got folder"]),
         ("trace.jsonl --engine worker_type=decode --engine is_decode=true", ["worker_type excludes is_prefill"]),
         ("trace.jsonl --scheduler-rules vllm-9", ["--scheduler-rules", "'vllm-9'", "vllm-0.33-async"]),
         (

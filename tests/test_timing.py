@@ -107,7 +107,7 @@ def test_bad_files(tmp_path):
         with pytest.raises(ValueError, match=message) as caught:
             mocker.create_engine_core(MockEngineArgs(planner_profile_data=tmp_path / name))
         assert name in str(caught.value)
-    with pytest.raises(ValueError, match="got the folder"):
+    with pytest.raises(ValueError, match=r"neither selected_prefill_interpolation/raw_data.npz nor prefill_raw"):
         mocker.create_engine_core(MockEngineArgs(planner_profile_data=tmp_path))
     objects = tmp_path / "objects.npz"
     np.savez(objects, **(arrays() | {"decode_itl": np.array([[{}]], dtype=object)}))

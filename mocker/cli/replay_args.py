@@ -51,8 +51,10 @@ def read_engine_values(parser: argparse.ArgumentParser, args: argparse.Namespace
         profile = values.get("planner_profile_data", "")
         if profile is None:
             del values["planner_profile_data"]
-        elif isinstance(profile, str) and profile and not profile.endswith((".npz", ".json")):
-            parser.error(f"{flag}: planner_profile_data must be an .npz or .json file, got {profile}")
+        elif (isinstance(profile, str) and profile and not profile.endswith((".npz", ".json"))
+              and not os.path.isdir(profile)):
+            parser.error(f"{flag}: planner_profile_data must be an .npz or .json file or a folder of profiler results, "
+                         f"got {profile}")
     return engine_values
 
 
