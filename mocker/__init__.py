@@ -26,6 +26,7 @@ from .engine import (
     create_engine_core,
 )
 from .formats import TraceError
+from .formats.stream import TraceStream
 from .replay import (
     PlannerReplayBridge,
     RunningSimulation,
@@ -56,10 +57,10 @@ __all__ = [
     "PlannerReplayBridge", "PositionalLineageHash", "PrefillCost", "ReasoningConfig", "Recording", "RequestState",
     "RequestStatus", "SchedulerCommand", "SchedulerCommandEffects", "SchedulerState", "SglangArgs", "SglangCore",
     "RunningSimulation", "Simulation", "Snapshot", "SpeculativeDecodeSampler", "SweepTable", "SyntheticSpec",
-    "SyntheticTraceSpec", "Trace", "TraceCollector", "TraceError", "TrtllmArgs", "UniqueBlock", "VllmCore",
-    "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate", "open_simulation", "optimize",
-    "pareto_front",
-    "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate", "sweep",
+    "SyntheticTraceSpec", "Trace", "TraceCollector", "TraceError", "TraceStream", "TrtllmArgs", "UniqueBlock",
+    "VllmCore", "__version__", "compute_block_hash_for_seq", "create_engine_core", "highest_rate", "open_simulation",
+    "optimize", "pareto_front", "run_synthetic_trace_replay", "run_trace_replay", "sample_trace_path", "simulate",
+    "sweep",
 ]
 
 _ON_USE = {"Between": "search", "highest_rate": "search", "optimize": "search", "pareto_front": "search",

@@ -41,3 +41,6 @@ cdef class Collector:
 
 cdef class SampleLog:
     cdef Gaps gaps
+    cdef double sums[2]            # of the samples, and what it has lost to rounding
+    cdef double squares[2]         # of their squares
+    cdef int64_t count

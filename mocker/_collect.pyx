@@ -4,9 +4,11 @@
 Answers to `replay/collector.rs`. All requests that make a token in two consecutive passes of a worker share one
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
-from libc.math cimport NAN
+from libc.math cimport NAN, fma
 from libc.stdlib cimport free
 from libc.string cimport memcpy
+
+from fractions import Fraction
 
 import numpy as np
 
@@ -240,6 +242,13 @@ cdef class Collector:
         return above, total
 
 
+cdef inline void add_exactly(double* total, double* lost, double value) noexcept nogil:
+    """Add to a sum, and what rounding takes from it to `lost` (Knuth)."""
+    cdef double before = total[0], now = before + value, part = now - before
+    lost[0] += (before - (now - part)) + (value - part)
+    total[0] = now
+
+
 cdef class SampleLog:
     """Samples >= 0 that come bit by bit, and their distribution.
 
@@ -247,6 +256,8 @@ cdef class SampleLog:
     ----------
     most : int or None
         Samples to keep (16 bytes each); beyond them percentiles are sketched, as of `Collector.keep_gaps`. None: all.
+
+    Sums are kept in two doubles each, so that the order of the samples does not show in the mean and the deviation.
     """
 
     def __cinit__(self, most=None):
@@ -265,12 +276,23 @@ cdef class SampleLog:
     def add(self, const double[::1] values):
         """Add samples."""
         cdef int64_t i
+        cdef double square
         with nogil:
             for i in range(values.shape[0]):
                 gaps_add(&self.gaps, values[i], 1)
+                square = values[i] * values[i]
+                add_exactly(&self.sums[0], &self.sums[1], values[i])
+                add_exactly(&self.squares[0], &self.squares[1], square)
+                self.squares[1] += fma(values[i], values[i], -square)
+            self.count += values.shape[0]
         if self.gaps.error:
             raise MemoryError
 
     def statistics(self):
         """Statistics as `mocker._distribution.statistics` gives them."""
-        return log_statistics(&self.gaps)[0]
+        found = log_statistics(&self.gaps)[0]
+        if self.count:
+            mean = (Fraction(self.sums[0]) + Fraction(self.sums[1])) / self.count
+            square = (Fraction(self.squares[0]) + Fraction(self.squares[1])) / self.count
+            found["mean"], found["std"] = float(mean), max(float(square - mean * mean), 0.0) ** 0.5
+        return found

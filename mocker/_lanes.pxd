@@ -11,12 +11,15 @@ cdef struct Lane:                  # one worker of an open-loop replay, simulate
     int64_t idle_passes            # passes in a row that brought nothing
     bint done
     bint stalled
+    bint waits                     # between the arrivals of a pass and the pass, for requests that nobody knows yet
     int64_t apart[8]               # see `View.apart`
 
 
 cdef class Lanes(Workers):
     cdef readonly bint stalled           # requests are left that nothing can bring on
-    cdef const int64_t[::1] order        # [n] rows by arrival time
+    cdef const int64_t[::1] order        # rows by arrival time: [n], or those of late, each in place k & ring
+    cdef int64_t ring                    # all bits set: none is ever left out
+    cdef bint more                       # further requests will be fed
     cdef Lane* lanes                     # [n_lanes]
     cdef int64_t n_lanes
     cdef Gaps* apart_gaps                # [n_lanes] each worker's own gap log; NULL: the collector's

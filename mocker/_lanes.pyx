@@ -12,10 +12,11 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from mocker._collect cimport Gaps, gaps_add
-from mocker._common cimport ERR_MEMORY, int64_t
+from mocker._common cimport ERR_MEMORY, NIL, ST_FREE, int64_t, uint64_t
 from mocker._core cimport Core
+from mocker._paths cimport PathTable
 from mocker._sglang cimport SglangCore
-from mocker._workers cimport FAST_CLOCK, KIND_SGLANG, View, Workers
+from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, View, Workers
 
 
 cdef class Lanes(Workers):
@@ -27,6 +28,7 @@ cdef class Lanes(Workers):
         if self.lanes == NULL:
             raise MemoryError
         self.n_lanes = self.workers
+        self.ring = -1
         for i in range(self.workers):
             self.lanes[i].next = i
 
@@ -44,6 +46,88 @@ cdef class Lanes(Workers):
                 order = np.argsort(self.arrival, kind="stable")
                 break
         self.order = order
+
+    # -- requests that come while it runs -----------------------------------------------------------------------------
+
+    def open_feed(self, PathTable paths):
+        """Have no requests yet; `feed` brings them. `paths` has their block identities."""
+        self.n, self.more, self.paths = 0, True, paths
+
+    def use_rows(self, const double[::1] arrival, const int64_t[::1] prompt, const int64_t[::1] limit, worker_of,
+                 arrival_of, dict columns):
+        """Go on with other, longer columns, which have what the old ones had."""
+        self.arrival, self.prompt, self.limit = arrival, prompt, limit
+        self.worker_of, self.arrival_of = worker_of, arrival_of
+        self.worker, self.arrived = worker_of, arrival_of
+        self.collector.point(columns, prompt.shape[0])
+
+    def feed(self, const int64_t[::1] rows, bint more):
+        """The next requests in order of arrival.
+
+        Parameters
+        ----------
+        rows : array of int64
+            Their rows in the columns.
+        more : bool
+            Whether others will follow.
+        """
+        cdef int64_t k, w, first = self.n, room = self.ring + 1
+        cdef int64_t[::1] order
+        if rows.shape[0] == 0:
+            self.more = more
+            return
+        for w in range(self.n_lanes):
+            if not self.lanes[w].done:
+                first = min(first, self.lanes[w].next)
+        if self.n + rows.shape[0] - first > room:
+            room = 1024
+            while room < self.n + rows.shape[0] - first:
+                room *= 2
+            order = np.empty(room, np.int64)
+            for k in range(first, self.n):
+                order[k & (room - 1)] = self.order[k & self.ring]
+            self.order, self.ring = order, room - 1
+        order = np.asarray(self.order)
+        for k in range(rows.shape[0]):
+            order[(self.n + k) & self.ring] = rows[k]
+        self.n += rows.shape[0]
+        self.more = more
+
+    @property
+    def starved(self):
+        """Whether a worker cannot go on before it knows the next requests."""
+        cdef int64_t w
+        for w in range(self.n_lanes):
+            if self.lanes[w].waits:
+                return True
+        return False
+
+    def known_segments(self):
+        """Segments that pools and requests know: array of uint64; None if engines keep them where nobody looks."""
+        cdef int64_t w, i, k, n = 0
+        cdef Core* c
+        cdef uint64_t[::1] found
+        if self.kind != KIND_CORE or self.route != NULL or self.offload is not None:
+            return None
+        for w in range(self.n_lanes):
+            c = <Core*>self.cores[w]
+            n += c.pool.table_used
+            for i in range(c.req_used):
+                n += c.req[i].path.n
+        keys = np.empty(n, np.uint64)
+        found, n = keys, 0
+        for w in range(self.n_lanes):
+            c = <Core*>self.cores[w]
+            for i in range(<int64_t>c.pool.table_mask + 1):
+                if c.pool.table_runs[i] != NIL:
+                    found[n] = c.pool.table_keys[i]
+                    n += 1
+            for i in range(c.req_used):
+                if c.req[i].status != ST_FREE:
+                    for k in range(c.req[i].path.n):
+                        found[n] = c.req[i].path.keys[k]
+                        n += 1
+        return np.unique(keys[:n])
 
     def last_timestamp(self):
         """Newest time that the cluster processed, ms."""
@@ -65,7 +149,17 @@ cdef class Lanes(Workers):
         self.raise_errors()
         if self.lanes[worker].stalled:
             self.stalled = True
-        return self.lanes[worker].done or arrivals <= self.lanes[worker].next < self.n
+        return self.lanes[worker].done or (
+            arrivals <= self.lanes[worker].next < self.n and not self.lanes[worker].waits)
+
+    @property
+    def over(self):
+        """Whether all workers are done."""
+        cdef int64_t w
+        for w in range(self.n_lanes):
+            if not self.lanes[w].done:
+                return False
+        return True
 
     # -- gap logs ---------------------------------------------------------------------------------------------------
 
@@ -120,13 +214,14 @@ cdef class Lanes(Workers):
         cdef Lane* lane = &self.lanes[worker]
         cdef double until, now = lane.now
         cdef int64_t stop = c.passes + passes
-        while c.passes < stop and (lane.next < arrivals or lane.next >= self.n):
+        while c.passes < stop and (lane.next < arrivals or lane.next >= self.n or lane.waits):
             if not self.deliver(worker, now if now <= self.cap or self.single else self.cap):
                 c.error = ERR_MEMORY
-            if c.error:
+            lane.waits = self.more and lane.next >= self.n         # who comes next decides what happens next
+            if c.error or lane.waits:
                 break
             if c.count == 0 and lane.next < self.n and now <= self.cap:
-                now = self.arrival[self.order[lane.next]]
+                now = self.arrival[self.order[lane.next & self.ring]]
                 if now > self.cap and not self.single:
                     lane.done = True
                     break
@@ -144,7 +239,7 @@ cdef class Lanes(Workers):
                 if lane.next >= self.n:
                     lane.done = lane.stalled = True
                     break
-                c.end_ms = self.arrival[self.order[lane.next]]
+                c.end_ms = self.arrival[self.order[lane.next & self.ring]]
             now = c.end_ms
             if now > self.cap and not self.single:
                 self.uncount(c)
@@ -153,7 +248,7 @@ cdef class Lanes(Workers):
             if c.steady and self.fast & FAST_CLOCK:
                 until = INFINITY
                 if c.n_waiting == 0 and lane.next < self.n:
-                    until = self.arrival[self.order[lane.next]]
+                    until = self.arrival[self.order[lane.next & self.ring]]
                 now = self.forward(worker, now, until)
                 if now > self.cap and not self.single:
                     self.look(worker)
@@ -167,7 +262,7 @@ cdef class Lanes(Workers):
         cdef Lane* lane = &self.lanes[worker]
         cdef int64_t row
         while lane.next < self.n:
-            row = self.order[lane.next]
+            row = self.order[lane.next & self.ring]
             if self.arrival[row] > at:
                 break
             self.arrived[row] = self.arrival[row]

@@ -122,16 +122,17 @@ def test_turns_of_lanes_change_nothing(often, name):
         assert np.array_equal(short.per_request[key], column, equal_nan=column.dtype.kind == "f"), key
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_kill_9_leaves_whole_rows(tmp_path, suffix):
+@pytest.mark.parametrize(("suffix", "workload"), [
+    ("jsonl", "sys.argv[1]"), ("parquet", "sys.argv[1]"), ("jsonl", "mocker.TraceStream(sys.argv[1])")])
+def test_kill_9_leaves_whole_rows(tmp_path, suffix, workload):
     """A streaming replay in a process of its own, killed at random moments."""
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(gzip.decompress(mocker.sample_trace_path().read_bytes()))
     whole = mocker.simulate(trace, extra_engine_args=engine(), num_workers=2)
     expected = {int(row["row"]): row for row in map(json.loads, lines_of(whole, tmp_path))}
-    script = ("import sys, mocker; from mocker.replay import api; api.LANE_ROWS = 256; "
-              f"args = mocker.MockEngineArgs(**{ENGINE}); "
-              "mocker.simulate(sys.argv[1], extra_engine_args=args, num_workers=2, stream_to=sys.argv[2])")
+    script = ("import sys, mocker; from mocker.replay import api, streamed; "
+              f"api.LANE_ROWS = streamed.LANE_ROWS = 256; args = mocker.MockEngineArgs(**{ENGINE}); "
+              f"mocker.simulate({workload}, extra_engine_args=args, num_workers=2, stream_to=sys.argv[2])")
     rng = random.Random(5)
     cut = 0
     for turn in range(3):

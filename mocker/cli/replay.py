@@ -76,12 +76,20 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
         "planner": planner(parser, args),
     }
     args.assumptions = with_model(args, options)
+    from mocker.formats.stream import TraceStream
     from mocker.replay import SyntheticSpec, simulate
     from mocker.synth import Recipe
 
-    workload: str | list[str] | SyntheticSpec | Recipe
+    workload: str | list[str] | TraceStream | SyntheticSpec | Recipe
+    reading = reading_options(args)
+    options |= {"trace_block_size": args.trace_block_size, "trace_format": args.trace_format,
+                "on_short_hash_ids": args.on_short_hash_ids}
     if args.recipe is not None:
         workload = Recipe.parse(text_or_file(args.recipe))
+    elif args.stream:
+        workload = TraceStream(args.trace_files[0], args.trace_format, args.trace_block_size, args.on_short_hash_ids,
+                               on_error=reading.pop("on_error", "raise"))
+        options |= {"trace_block_size": None, "trace_format": "auto", "on_short_hash_ids": "error"}
     elif args.trace_files:
         workload = args.trace_files[0] if len(args.trace_files) == 1 else args.trace_files
     else:
@@ -95,7 +103,6 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             num_prefix_groups=args.num_prefix_groups,
             inter_turn_delay_ms=args.inter_turn_delay_ms,
         )
-    reading = reading_options(args)
     if reading:
         options["trace_options"] = reading
     seconds = args.max_sim_time_seconds
@@ -113,8 +120,6 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             router_seed=args.router_seed,
             router_lower_tiers=args.router_lower_tiers,
             arrival_speedup_ratio=args.arrival_speedup_ratio,
-            trace_block_size=args.trace_block_size,
-            trace_format=args.trace_format,
             trace_shared_prefix_ratio=args.trace_shared_prefix_ratio,
             trace_num_prefix_groups=args.trace_num_prefix_groups,
             max_sim_time_ms=None if seconds is None else seconds * 1000.0,
@@ -122,7 +127,6 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             sla_ttft_ms=args.sla_ttft_ms,
             sla_itl_ms=args.sla_itl_ms,
             sla_e2e_ms=args.sla_e2e_ms,
-            on_short_hash_ids=args.on_short_hash_ids,
             compat=args.compat,
             progress=progress,
             threads=args.threads,

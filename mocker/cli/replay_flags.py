@@ -71,6 +71,8 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     short = "hash ids that do not cover the input length: refuse the trace, or shorten the prompt and count it"
     choice(group, "--on-short-hash-ids", ("error", "clamp"), short, "error")
     add_reading_flags(group)
+    switch(group, "--stream", "read the trace while it is replayed, in memory that does not grow with it; for single "
+                              "requests in order of time, with workers in turn, see docs/scale.md")
 
     group = parser.add_argument_group("synthetic workload")
     text(group, "--recipe", "TEXT", "KEY=VALUE; … or JSON, or @FILE with it, see docs/traces.md; stands alone")
@@ -166,6 +168,13 @@ def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         parser.error("--model and --system go together: one is missing")
     if args.model is None and (args.tp != 1 or args.times != "auto"):
         parser.error("--tp and --times need --model and --system")
+    if args.stream:
+        if not from_file or args.trace_files == ["-"]:
+            parser.error("--stream needs a trace file")
+        for flag, value in (("--per-request", args.per_request), ("--report-jsonl", args.report_jsonl),
+                            ("--trace-cache", args.trace_cache), ("--trace-option", args.trace_option)):
+            if value:
+                parser.error(f"{flag} needs the whole trace in memory; drop it or --stream")
     sizes = {flag: getattr(args, dest(flag)) for flag in ("--input-tokens", "--output-tokens", "--request-count")}
     shapes = {
         "--turns-per-session": args.turns_per_session != 1,

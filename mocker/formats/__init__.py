@@ -90,13 +90,7 @@ def load(
         raise ValueError(f"on_error must be 'raise' or 'skip', is {on_error!r}")
     if not names:
         raise ValueError("there is no trace file; name at least one")
-    if block_size is not None and (isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer))
-                                   or not 1 <= block_size <= MAX_BLOCK_SIZE):
-        raise TraceError(
-            f"must be an integer greater than 0 and at most {MAX_BLOCK_SIZE}, is {block_size!r}; "
-            "give the number of tokens that a hash id stands for",
-            names[0], field="block_size",
-        )
+    _check_block_size(block_size, names[0])
     if format != "auto":
         _check_count(_NAMES[format], names)
     skipped: list[TraceError] | None = [] if on_error == "skip" else None
@@ -136,6 +130,16 @@ def load(
     settings = {"format": format, "block_size": None if block_size is None else int(block_size),
                 "on_short_hash_ids": on_short_hash_ids, "on_error": on_error, "options": options}
     return cached(folder, names, settings, read)
+
+
+def _check_block_size(block_size: int | None, path: str) -> None:
+    if block_size is not None and (isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer))
+                                   or not 1 <= block_size <= MAX_BLOCK_SIZE):
+        raise TraceError(
+            f"must be an integer greater than 0 and at most {MAX_BLOCK_SIZE}, is {block_size!r}; "
+            "give the number of tokens that a hash id stands for",
+            path, field="block_size",
+        )
 
 
 def _read(form: Format, sources: list[Source]) -> Trace:

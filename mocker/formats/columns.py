@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,6 +38,10 @@ _ARRAYS = {
     "wait_rows": "<i8", "cancel_after_ms": "<f8",
 }
 _DTYPES = {name: np.dtype(name) for name in ("|u1", *sorted(set(_ARRAYS.values())))}
+# Columns with which rows need other rows, or more than a streamed replay keeps of them.
+_TYING = frozenset({"session_ids", "policy_class", "output_token_offsets", "output_token_ids", "wait_offsets",
+                    "wait_rows", "cancel_after_ms"})
+_LOAD = "is not known to a streamed replay; replay the loaded trace instead"
 _STRINGS = ("session_ids", "request_ids", "policy_class")
 
 
@@ -93,10 +98,7 @@ def load(source: Source) -> Trace:
             data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     else:
         data = source.data
-    if data[:len(MAGIC)] != MAGIC:
-        source.fail(None, None, "is not the binary form of a trace; name the right format")
-    header, start = _header(source, data)
-    columns = {name: _column(source, data, start, name, place) for name, place in header["columns"].items()}
+    header, columns = _mapped(source, data)
     values: dict[str, Any] = dict(header["fields"])
     for name, dtype in _ARRAYS.items():
         if name in columns:
@@ -112,6 +114,65 @@ def load(source: Source) -> Trace:
     if unknown:
         source.fail(None, unknown[0], "is a column that this version does not know; make the file again")
     return _checked(source, header["rows"], values)
+
+
+def blocks(source: Source, file: BinaryIO, rows: int) -> Iterator[Trace]:
+    """The rows of a file in traces of at most `rows`; only these are in memory.
+
+    Raises
+    ------
+    TraceError
+        As `load`; or a column that ties rows to others.
+    """
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header, columns = _mapped(source, data)
+        places = {name: (array.dtype, len(array), place) for (name, (_, _, place)), array in zip(
+            header["columns"].items(), columns.values(), strict=True)}
+        start = len(data) - header["bytes"]
+        columns.clear()
+
+    def read(name: str, first: int, stop: int) -> NDArray[Any]:
+        dtype, length, place = places[name]
+        if not 0 <= first <= stop <= length:
+            source.fail(None, name, "does not fit the other columns; make the file again")
+        file.seek(start + place + first * dtype.itemsize)
+        return np.fromfile(file, dtype, stop - first)
+
+    for name in places:
+        if name.partition(".")[0] in _TYING:
+            source.fail(None, name.partition(".")[0], _LOAD)
+    if header["fields"].get("accumulate"):
+        source.fail(None, "accumulate", _LOAD)
+    for name in ("arrival_ms", "session", "hash_offsets", "hash_ids"):
+        if name not in places:
+            source.fail(None, name, "is missing; make the file again")
+    named = "request_ids.offsets" in places
+    cut = read("clamped", 0, places["clamped"][1]) if "clamped" in places else np.empty(0, np.int64)
+    by_row = [name for name in places if "." not in name and name not in ("hash_offsets", "hash_ids", "clamped")]
+    for first in range(0, header["rows"], rows):
+        stop = min(first + rows, header["rows"])
+        values = {**header["fields"], "skipped": [], **{name: read(name, first, stop) for name in by_row}}
+        offsets = read("hash_offsets", first, stop + 1)
+        if (values["session"] != np.arange(first, stop)).any():
+            source.fail(None, "session", _LOAD)
+        values["session"] -= np.int32(first)
+        values["hash_ids"] = read("hash_ids", int(offsets[0]), int(offsets[-1]))
+        values["hash_offsets"] = offsets - offsets[0]
+        values["clamped"] = cut[(cut >= first) & (cut < stop)] - first
+        if named:
+            at = read("request_ids.offsets", first, stop + 1)
+            values["request_ids"] = _strings(source, "request_ids", at - at[0],
+                                             read("request_ids.bytes", int(at[0]), int(at[-1])),
+                                             read("request_ids.none", first, stop))
+        yield _checked(source, stop - first, values)
+
+
+def _mapped(source: Source, data: bytes | mmap.mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The header and the columns of a file."""
+    if data[:len(MAGIC)] != MAGIC:
+        source.fail(None, None, "is not the binary form of a trace; name the right format")
+    header, start = _header(source, data)
+    return header, {name: _column(source, data, start, name, place) for name, place in header["columns"].items()}
 
 
 def _header(source: Source, data: bytes | mmap.mmap) -> tuple[dict[str, Any], int]:

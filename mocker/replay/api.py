@@ -22,6 +22,7 @@ from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report, report_of
+from ..formats.stream import TraceStream
 from ..offload import offload_columns, offload_report
 from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
@@ -306,6 +307,8 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
 
 def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format: str, block_size: int | None,
           on_short: str, sharing: tuple[float, int], options: Mapping[str, Any]) -> Trace:
+    if isinstance(workload, TraceStream):
+        raise TypeError("a TraceStream is replayed by mocker.simulate; load the trace for anything else")
     if isinstance(workload, Recipe):
         workload = workload.trace()
     if isinstance(workload, Trace):
@@ -342,6 +345,27 @@ def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode:
                  _integer("num_prefill_workers", prefill_workers, 1))
 
 
+def prepare_pools(extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
+                  decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
+                  num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
+                  routing: Routing, max_sim_time_ms: float | None, compat: str | None, planned: bool,
+                  ) -> tuple[Pools, int | None, Routing]:
+    """Check the arguments of a replay other than its workload."""
+    if compat not in (None, "reference"):
+        raise ValueError(f"compat must be None or 'reference', got {compat!r}")
+    if replay_mode not in ("offline", "online"):
+        raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
+    _refuse(replay_mode=(replay_mode, ("offline",)))
+    routing = with_prefill_loads(routing, aic_perf_config)
+    pools = _pools(extra_engine_args, prefill_engine_args, decode_engine_args, num_workers, num_prefill_workers,
+                   num_decode_workers)
+    concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
+    if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
+        raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
+    pools.check(concurrency is not None, "" if planned else routing.mode)
+    return pools, concurrency, routing
+
+
 def prepare(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
             extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
             decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
@@ -357,18 +381,9 @@ def prepare(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Re
     ValueError, OSError
         As `run_trace_replay`.
     """
-    if compat not in (None, "reference"):
-        raise ValueError(f"compat must be None or 'reference', got {compat!r}")
-    if replay_mode not in ("offline", "online"):
-        raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
-    _refuse(replay_mode=(replay_mode, ("offline",)))
-    routing = with_prefill_loads(routing, aic_perf_config)
-    pools = _pools(extra_engine_args, prefill_engine_args, decode_engine_args, num_workers, num_prefill_workers,
-                   num_decode_workers)
-    concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
-    if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
-        raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
-    pools.check(concurrency is not None, "" if planned else routing.mode)
+    pools, concurrency, routing = prepare_pools(
+        extra_engine_args, prefill_engine_args, decode_engine_args, aic_perf_config, num_workers, num_prefill_workers,
+        num_decode_workers, replay_concurrency, replay_mode, routing, max_sim_time_ms, compat, planned)
     closed = concurrency is not None
     speedup = float(arrival_speedup_ratio)
     if isinstance(workload, SyntheticSpec):
@@ -545,7 +560,7 @@ compat, progress
         progress=progress)[1]
 
 
-def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
+def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | SyntheticSpec | Recipe, *,
              extra_engine_args: MockEngineArgs | None = None, prefill_engine_args: MockEngineArgs | None = None,
              decode_engine_args: MockEngineArgs | None = None, router_config: KvRouterConfig | None = None,
              aic_perf_config: Any = None,
@@ -564,8 +579,8 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
 
     Parameters
     ----------
-    workload : path, sequence of one path, Trace, SyntheticSpec or mocker.synth.Recipe
-        What to replay.
+    workload : path, sequence of one path, Trace, TraceStream, SyntheticSpec or mocker.synth.Recipe
+        What to replay. A `mocker.TraceStream` is read while it is replayed: open loop, round robin, one pool.
     fast_forward : bool or FastPaths
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
         them, in order; or name the shortcuts. The results are the same to the last bit.
@@ -606,6 +621,9 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | R
         As `run_trace_replay`.
     """
     given = locals()
+    if isinstance(workload, TraceStream):
+        from .streamed import simulate_stream
+        return simulate_stream(workload, given)
     if stream_to is not None and recording is not None:
         raise ValueError("stream_to and recording exclude each other: a recording needs the columns of all requests")
     routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name,

@@ -32,8 +32,9 @@ class RowStream:
 
     Parameters
     ----------
-    path : path-like
-        ``*.jsonl``: a line a request; ``*.parquet``: a folder of parts. Rows of an earlier run are replaced.
+    path : path-like or None
+        ``*.jsonl``: a line a request; ``*.parquet``: a folder of parts. Rows of an earlier run are replaced. None: rows
+        are only counted.
     exact : int or None
         Most samples of a distribution to keep before it is sketched; None: all.
     reference : bool
@@ -47,8 +48,9 @@ class RowStream:
         Another suffix, or something else is in the folder.
     """
 
-    def __init__(self, path: str | os.PathLike[str], exact: int | None, reference: bool, sla: Sla) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None, exact: int | None, reference: bool, sla: Sla) -> None:
+        self.path = Path() if path is None else Path(path)
+        self.keeps_rows = path is not None
         self._reference, self._sla = reference, sla
         self._logs = {name: SampleLog(exact) for name in DISTRIBUTIONS}
         self.totals: dict[str, Any] = dict.fromkeys(
@@ -56,6 +58,8 @@ class RowStream:
         self.totals |= {"duration_ms": 0.0, "terminal": [0] * 8}
         self.rows = 0
         self._fd, self._part = -1, 0
+        if path is None:
+            return
         if self.path.suffix == ".jsonl":
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -95,7 +99,7 @@ class RowStream:
             left = memoryview(record_lines(columns, slice(0, count)))
             while left:
                 left = left[os.write(self._fd, left):]
-        else:
+        elif self.keeps_rows:
             with write_atomically(self.path / f"part-{self._part:06d}.parquet") as file:
                 self._parquet.write_table(Simulation({}, columns, {}).to_arrow(), file, compression="zstd")
             self._part += 1
