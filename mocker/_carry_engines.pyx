@@ -1,7 +1,7 @@
 # cython: language_level=3
 """State of vLLM and TRT-LLM cores, with and without scheduler rules: every array that `core_free`, `pool_free` and
 `rules_free` free. O(what the core holds)."""
-from mocker._carry cimport Carrier, carry, carry_array
+from mocker._carry cimport LIST, Carrier, carry, carry_array
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Core, Request, Signal, VictimFn, Work
@@ -52,7 +52,7 @@ cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))
     if c.req == NULL:
         c.req_used = 0
-    for i in range(c.req_used):
+    for i in range(0 if io.mode == LIST else c.req_used):          # arrays are not listed
         r = &c.req[i]
         path_carry(io, &r.path, c.tokens_per_block)
         carry_array(io, <void**>&r.tail, r.tail_used, c.block_size, sizeof(uint32_t))

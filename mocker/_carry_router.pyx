@@ -1,6 +1,6 @@
 # cython: language_level=3
 """State of routers: every array that `router_free` frees. O(segments, requests and workers that the router knows)."""
-from mocker._carry cimport Carrier, carry, carry_array
+from mocker._carry cimport COPY, LIST, LOAD, Carrier, carry, carry_array
 from mocker._common cimport int32_t, int64_t, uint64_t
 from mocker._router cimport (
     ChooseFn, EstimateFn, Hold, KeyTable, Load, Lower, Node, Placement, QueueClass, Router, Segment, Ticket)
@@ -10,6 +10,15 @@ cdef void table_carry(Carrier* io, KeyTable* t) noexcept nogil:
     cdef int64_t places = <int64_t>t.mask + 1
     carry_array(io, <void**>&t.keys, places, places, sizeof(uint64_t))
     carry_array(io, <void**>&t.values, places, places, sizeof(int32_t))
+
+
+cdef void holds_carry(Carrier* io, void** holds, int32_t used, int32_t* cap) noexcept nogil:
+    """Thousands of short arrays: copies have no room to spare, which they get when they need it."""
+    if io.mode == LOAD or io.mode == COPY:
+        cap[0] = used
+        if used == 0:
+            holds[0] = NULL
+    carry_array(io, holds, used, cap[0], sizeof(Hold))
 
 
 cdef void router_carry(Carrier* io, Router* r, int64_t bucket_places) noexcept nogil:
@@ -34,14 +43,14 @@ cdef void router_carry(Carrier* io, Router* r, int64_t bucket_places) noexcept n
     carry_array(io, <void**>&r.segments, r.segments_used, r.segments_cap, sizeof(Segment))
     if r.segments == NULL:
         r.segments_used = 0
-    for i in range(r.segments_used):
+    for i in range(0 if io.mode == LIST else r.segments_used):     # arrays are not listed
         s = &r.segments[i]
-        carry_array(io, <void**>&s.resident, s.resident_used, s.resident_cap, sizeof(Hold))
-        carry_array(io, <void**>&s.active, s.active_used, s.active_cap, sizeof(Hold))
+        holds_carry(io, <void**>&s.resident, s.resident_used, &s.resident_cap)
+        holds_carry(io, <void**>&s.active, s.active_used, &s.active_cap)
     carry_array(io, <void**>&r.tickets, r.tickets_used, r.tickets_cap, sizeof(Ticket))
     if r.tickets == NULL:
         r.tickets_used = 0
-    for i in range(r.tickets_used):
+    for i in range(0 if io.mode == LIST else r.tickets_used):
         t = &r.tickets[i]
         carry_array(io, <void**>&t.segments, t.cap, t.cap, sizeof(int32_t))
         carry_array(io, <void**>&t.depths, t.cap, t.cap, sizeof(int32_t))

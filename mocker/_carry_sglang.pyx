@@ -1,6 +1,6 @@
 # cython: language_level=3
 """State of SGLang cores: every array that `sgl_free`, `radix_free` and `map_free` free. O(what the core holds)."""
-from mocker._carry cimport Carrier, carry, carry_array
+from mocker._carry cimport LIST, Carrier, carry, carry_array
 from mocker._carry_engines cimport path_carry, timing_carry
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint32_t, uint64_t
@@ -24,7 +24,7 @@ cdef void radix_carry(Carrier* io, Radix* t) noexcept nogil:
     carry_array(io, <void**>&t.nodes, t.nodes_used, t.nodes_cap, sizeof(Node))
     if t.nodes == NULL:
         t.nodes_used = 0
-    for i in range(t.nodes_used):
+    for i in range(0 if io.mode == LIST else t.nodes_used):        # arrays are not listed
         x = &t.nodes[i]
         carry_array(io, <void**>&x.keys, x.n, x.cap, sizeof(uint64_t))
         carry_array(io, <void**>&x.ends, x.n, x.cap, sizeof(int32_t))
@@ -48,7 +48,7 @@ cdef void sgl_carry(Carrier* io, SglangCore* c) noexcept nogil:
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(SglRequest))
     if c.req == NULL:
         c.req_used = 0
-    for i in range(c.req_used):
+    for i in range(0 if io.mode == LIST else c.req_used):
         r = &c.req[i]
         path_carry(io, &r.path, 0)
         carry_array(io, <void**>&r.tail, r.tail_used, c.page, sizeof(uint32_t))

@@ -108,12 +108,16 @@ cdef tuple log_statistics(Gaps* g):
 
 
 cdef class Collector:
-    """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`."""
+    """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`.
 
-    def __cinit__(self, int64_t n):
+    With `blank` False what is in the columns is undefined: they are about to be written.
+    """
+
+    def __cinit__(self, int64_t n, bint blank=True):
         cdef double[:, ::1] times = np.empty((4, n))
-        counts = np.zeros((3, n), np.int64)
-        times[:] = NAN
+        counts = np.zeros((3, n), np.int64) if blank else np.empty((3, n), np.int64)
+        if blank:
+            times[:] = NAN
         columns = dict(zip(TIMES, times.base))
         columns.update(zip(COUNTS, counts))
         columns["terminal"] = np.zeros(n, np.int8)

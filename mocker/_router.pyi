@@ -25,6 +25,7 @@ class RouterCore:
         prefix_blocks: int = 1, prefix_bound: float = 0.0,
         function: Callable[[int, int, float, list[tuple[int, int, int, int]]], int] | None = None,
         estimator: Callable[[int, int], float | None] | None = None, tree_from: int = 33, lower_tiers: bool = False,
+        profile: PolicyProfile | None = None,
     ) -> None: ...
     @property
     def profile(self) -> PolicyProfile: ...

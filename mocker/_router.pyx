@@ -324,12 +324,14 @@ cdef class RouterCore:
         Workers from which on the cheapest is found by a tree, not by comparing all; the choice is the same.
     lower_tiers : bool
         Of the kind "kv": blocks below the GPU count too, at the weights of the configuration.
+    profile : PolicyProfile or None
+        Queues, if they are known already.
     """
 
     def __cinit__(self, str kind, config, int64_t block_size, int32_t workers, max_batched_tokens=None,
                   bint random_ties=False, uint64_t seed=0, model_name=None, bint skip_own=False,
                   int32_t prefix_blocks=1, double prefix_bound=0.0, function=None, estimator=None,
-                  int32_t tree_from=TREE_FROM, bint lower_tiers=False):
+                  int32_t tree_from=TREE_FROM, bint lower_tiers=False, profile=None):
         cdef Router* r = &self.r
         cdef int32_t i
         cdef QueueClass* q
@@ -367,7 +369,7 @@ cdef class RouterCore:
             if r.lower == NULL:
                 raise MemoryError
         rng_seed(&r.rng, seed)
-        self.profile = config.policy_profile(model_name)
+        self.profile = config.policy_profile(model_name) if profile is None else profile
         classes = self.profile.classes
         r.classes = <QueueClass*>calloc(len(classes), sizeof(QueueClass))
         if r.classes == NULL:

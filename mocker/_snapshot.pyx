@@ -9,6 +9,8 @@ from libc.math cimport NAN
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from functools import cache
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 
 import numpy as np
@@ -249,13 +251,19 @@ cdef object empty_engine(object like, int kind):
     return ruled
 
 
-cdef RouterCore empty_router(RouterCore like):
+@cache
+def plain_config():
+    """Settings for a router that is to be loaded."""
     from mocker.router_config import KvRouterConfig
+    return KvRouterConfig()
+
+
+cdef RouterCore empty_router(RouterCore like):
     cdef RouterCore made
     if like is None:
         return None
-    made = RouterCore("round_robin", KvRouterConfig(), 1, 0)
-    made.profile, made.function, made.estimator = like.profile, like.function, like.estimator
+    made = RouterCore("round_robin", plain_config(), 1, 0, profile=like.profile)
+    made.function, made.estimator = like.function, like.estimator
     router_free(&made.r)
     memset(&made.r, 0, sizeof(Router))
     made.r.choose, made.r.estimate = like.r.choose, like.r.estimate
@@ -276,14 +284,14 @@ cdef object twin(Cluster like, dict head, tokens):
             templates.setdefault(role, engine)
     some = next(iter(templates.values()))
     engines = [empty_engine(templates.get(role, some), like.kind) for role in head["roles"]]
-    collector = Collector(n)
+    collector = Collector(n, False)
     k = head["columns"]
     arguments = (engines, collector, k["arrival"], k["prompt"], k["limit"],
                  like.paths if head["paths"] is None else head["paths"], tokens)
     if isinstance(like, DisaggCluster):
         other = like
         d = DisaggCluster(*arguments, None, like.cap, like.single, like.fast)
-        d.split(decode_workers=len(engines), prefill_collector=Collector(n),
+        d.split(decode_workers=len(engines), prefill_collector=Collector(n, False),
                 prefill_router=empty_router(other.prefill_router), decode_router=empty_router(other.decode_router),
                 kv_bytes=other.kv_bytes, bandwidth=other.bandwidth, full_prompt=other.full_prompt)
         c = d
@@ -293,13 +301,13 @@ cdef object twin(Cluster like, dict head, tokens):
         c.set_ranks(k["priority"], k["strict"], k["policy"])
     c.roots, c.next_offsets, c.next_rows, c.rank, c.delay = (
         k["roots"], k["next_offsets"], k["next_rows"], k["rank"], k["delay"])
-    c.ends_due, c.linked, c.limit_active = np.zeros(n, np.int64), like.linked, like.limit_active
+    c.ends_due, c.linked, c.limit_active = np.empty(n, np.int64), like.linked, like.limit_active
     if like.impatient:
         c.set_cancellations(k["patience"])
     if like.watch is not None:
         c.planner, c.recruit, c.first_tick, c.watch = like.planner, like.recruit, like.first_tick, Watch(False)
         c.startup_ms = like.startup_ms
-        c.held = np.zeros(n, np.int64)
+        c.held = np.empty(n, np.int64)
     c.departed, c.leavers = dict(head["departed"]), list(head["leavers"])
     for w in range(c.workers):
         if head["gone"][w]:

@@ -21,8 +21,8 @@ from .source import BOM, GZIP_MAGIC, ZSTD_MAGIC, Source
 
 __all__ = ["TraceStream"]
 
-BLOCK_BYTES = 4 << 20              # of JSONL
-BLOCK_ROWS = 32_768                # of the binary form
+BLOCK_BYTES = 1 << 20              # of JSONL
+BLOCK_ROWS = 8192                  # of the binary form
 STREAMED = ("mooncake", "columns")
 
 
