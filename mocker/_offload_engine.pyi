@@ -13,11 +13,11 @@ class OffloadWorld:
     blocks: NDArray[np.int64]
     def __init__(
         self, g3_blocks: int = ..., g4: bool = ..., g2_to_g3: float = ..., g3_to_g2: float = ...,
-        g2_to_g4: float = ..., g4_to_g2: float = ...,
+        g2_to_g4: float = ..., g4_to_g2: float = ..., latency: tuple[float, ...] = ...,
     ) -> None: ...
     def attach(
         self, engine: EngineCore, *, g2_blocks: int, block_bytes: int, batch_size: int, g1_to_g2: float,
-        g2_to_g1: float, reference: bool,
+        g2_to_g1: float, reference: bool, latency: tuple[float, ...] = ...,
     ) -> OffloadTiers: ...
     def collect(self, rows: int) -> None: ...
     def counters(self) -> dict[str, Any]: ...

@@ -34,20 +34,22 @@ cdef class OffloadWorld:
         Whether there is a remote store, which has no limit.
     g2_to_g3, g3_to_g2, g2_to_g4, g4_to_g2 : float
         GB/s; 0: unlimited.
+    latency : tuple of four floats
+        ms of each transfer on them.
     """
 
     def __cinit__(self, int64_t g3_blocks=0, bint g4=False, double g2_to_g3=0.0, double g3_to_g2=0.0,
-                  double g2_to_g4=0.0, double g4_to_g2=0.0):
+                  double g2_to_g4=0.0, double g4_to_g2=0.0, tuple latency=(0.0, 0.0, 0.0, 0.0)):
         world_init(&self.w)
         self.attached = []
         self.w.g3.there = g3_blocks > 0
         self.w.g4.there = g4
         self.w.g4.unbounded = True
         tier_init(&self.w.g3.pool, g3_blocks, &self.w.catalog, False)
-        link_init(&self.w.g3.down, g2_to_g3)
-        link_init(&self.w.g3.up, g3_to_g2)
-        link_init(&self.w.g4.down, g2_to_g4)
-        link_init(&self.w.g4.up, g4_to_g2)
+        link_init(&self.w.g3.down, g2_to_g3, latency[0])
+        link_init(&self.w.g3.up, g3_to_g2, latency[1])
+        link_init(&self.w.g4.down, g2_to_g4, latency[2])
+        link_init(&self.w.g4.up, g4_to_g2, latency[3])
 
     def __dealloc__(self):
         world_free(&self.w)
@@ -63,7 +65,7 @@ cdef class OffloadWorld:
         return at
 
     def attach(self, EngineCore engine, *, int64_t g2_blocks, int64_t block_bytes, int64_t batch_size, double g1_to_g2,
-               double g2_to_g1, bint reference):
+               double g2_to_g1, bint reference, tuple latency=(0.0, 0.0)):
         """Put tiers below an engine that has no requests yet.
 
         Parameters
@@ -77,6 +79,8 @@ cdef class OffloadWorld:
             GB/s of its links; 0: unlimited.
         reference : bool
             Lose the metadata and the pins that the reference loses.
+        latency : tuple of two floats
+            ms of each transfer on its links.
 
         Returns
         -------
@@ -90,8 +94,8 @@ cdef class OffloadWorld:
         o.world, o.core, o.worker, o.reference = &self.w, &engine.c, self.w.n_workers, reference
         o.block_bytes, o.batch_size = block_bytes, batch_size
         tier_init(&o.g2, g2_blocks, &self.w.catalog, engine.c.pool.capture)
-        link_init(&o.down, g1_to_g2)
-        link_init(&o.up, g2_to_g1)
+        link_init(&o.down, g1_to_g2, latency[0])
+        link_init(&o.up, g2_to_g1, latency[1])
         offload_init(o)
         self.w.workers[o.worker] = o
         self.w.n_workers += 1

@@ -6,6 +6,7 @@ cdef struct Transfer:
     double left                    # bytes still to move at the link's time
     double begun                   # ms
     double size                    # bytes
+    double at                      # ms, when it is done, once its bytes have moved
     int32_t worker                 # whose it is
     int32_t place                  # its lease
     int64_t first                  # copies down: first block of the batch in the lease
@@ -14,11 +15,16 @@ cdef struct Transfer:
 
 cdef struct Link:
     double rate                    # bytes/ms; infinity: unlimited
+    double latency                 # ms of each transfer, beside the time that its bytes take
     double last                    # ms up to which `active` is true
     int64_t starts
     Transfer* active               # [used] in the reference's list order
     int64_t cap
     int64_t used
+    Transfer* landing              # [first_landing, landing_used) their bytes have moved, by time
+    int64_t landing_cap
+    int64_t first_landing
+    int64_t landing_used
     Transfer* done                 # [done_used] what the newest advance finished, in order
     int64_t done_cap
     int64_t done_used
@@ -28,7 +34,7 @@ cdef struct Link:
     int error                      # ErrorCode
 
 
-cdef void link_init(Link* k, double gbps) noexcept nogil
+cdef void link_init(Link* k, double gbps, double latency) noexcept nogil
 cdef void link_free(Link* k) noexcept nogil
 cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int64_t first,
                      int64_t count) noexcept nogil

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .engine_options import (
+    OFFLOAD_FIELDS,
     SCHEDULER_FIELDS,
     ReasoningConfig,
     SglangArgs,
@@ -143,6 +144,9 @@ class MockEngineArgs(Record):
         GB/s between the storage tiers.
     enable_g4_storage : bool
         An object store behind host memory.
+    latency_g1_to_g2_ms, latency_g2_to_g1_ms, latency_g2_to_g3_ms, latency_g3_to_g2_ms, latency_g2_to_g4_ms, \
+    latency_g4_to_g2_ms : float
+        What each transfer between the storage tiers takes beside the time of its bytes, ms.
     scheduler_rules : {"dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"}
         Whose scheduler decides: the reference's, that of vLLM 0.33, or vLLM's asynchronous one; see
         :mod:`mocker.rules`. The last two are for aggregated "vllm" workers without drafts and storage tiers, and
@@ -258,6 +262,12 @@ class MockEngineArgs(Record):
     enable_g4_storage = Field[bool](BOOL, "An object store behind host memory.")
     bandwidth_g2_to_g4_gbps = Field[float | None](NOT_NEGATIVE, "GB/s from host to the object store.", nullable=True)
     bandwidth_g4_to_g2_gbps = Field[float | None](NOT_NEGATIVE, "GB/s from the object store to host.", nullable=True)
+    latency_g1_to_g2_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from GPU to host.")
+    latency_g2_to_g1_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from host to GPU.")
+    latency_g2_to_g3_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from host to disk.")
+    latency_g3_to_g2_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from disk to host.")
+    latency_g2_to_g4_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from host to the object store.")
+    latency_g4_to_g2_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from the object store to host.")
     scheduler_rules = Field[str](
         Choice(*SCHEDULER_RULES, wrong=f"Invalid scheduler_rules '{{value}}'. Must be {one_of(SCHEDULER_RULES)}."),
         "Whose scheduler decides.",
@@ -331,6 +341,12 @@ class MockEngineArgs(Record):
         enable_g4_storage: bool = False,
         bandwidth_g2_to_g4_gbps: float | None = None,
         bandwidth_g4_to_g2_gbps: float | None = None,
+        latency_g1_to_g2_ms: float = 0.0,
+        latency_g2_to_g1_ms: float = 0.0,
+        latency_g2_to_g3_ms: float = 0.0,
+        latency_g3_to_g2_ms: float = 0.0,
+        latency_g2_to_g4_ms: float = 0.0,
+        latency_g4_to_g2_ms: float = 0.0,
         scheduler_rules: str = DEFAULT_SCHEDULER_RULES,
         vllm_scheduling_policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,
@@ -493,12 +509,12 @@ class MockEngineArgs(Record):
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write.
 
-        ``scheduler_rules`` with what belongs to it, ``timing_model`` and ``victim_score`` are left out where they have
-        their defaults, so that the form is the reference's. The latter two are given by what they show: they are not
-        read back.
+        ``scheduler_rules`` with what belongs to it, ``latency_…_ms``, ``timing_model`` and ``victim_score`` are left
+        out where they have their defaults, so that the form is the reference's. The last two are given by what they
+        show: they are not read back.
         """
         values = super().to_dict()
-        for name in (*SCHEDULER_FIELDS, "timing_model", "victim_score"):
+        for name in (*SCHEDULER_FIELDS, *OFFLOAD_FIELDS, "timing_model", "victim_score"):
             if values[name] == self._defaults[name]:
                 del values[name]
         if self.aic_backend is not None and self.blocks_by_default():

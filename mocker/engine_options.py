@@ -182,6 +182,17 @@ SCHEDULER_FIELDS = (
 )
 
 
+OFFLOAD_FIELDS = (
+    "latency_g1_to_g2_ms",
+    "latency_g2_to_g1_ms",
+    "latency_g2_to_g3_ms",
+    "latency_g3_to_g2_ms",
+    "latency_g2_to_g4_ms",
+    "latency_g4_to_g2_ms",
+)
+"""Settings of the storage tiers that the reference does not have."""
+
+
 def scheduler_conflicts(
     values: Mapping[str, Any], *, vllm: bool = True, preset: bool = True
 ) -> list[tuple[str, str]]:

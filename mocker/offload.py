@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 LINKS = {"g1_to_g2": 14.0, "g2_to_g1": 14.0, "g2_to_g3": 7.0, "g3_to_g2": 7.0, "g2_to_g4": 4.0, "g4_to_g2": 4.0}
 DEFAULT_BATCH_SIZE = 32
 _SHARED = ("num_g3_blocks", "enable_g4_storage", "block_size", "kv_bytes_per_token", "bandwidth_g2_to_g3_gbps",
-           "bandwidth_g3_to_g2_gbps", "bandwidth_g2_to_g4_gbps", "bandwidth_g4_to_g2_gbps")
+           "bandwidth_g3_to_g2_gbps", "bandwidth_g2_to_g4_gbps", "bandwidth_g4_to_g2_gbps", "latency_g2_to_g3_ms",
+           "latency_g3_to_g2_ms", "latency_g2_to_g4_ms", "latency_g4_to_g2_ms")
 
 
 def offload_settings(args: MockEngineArgs) -> dict[str, Any] | None:
@@ -29,7 +30,7 @@ def offload_settings(args: MockEngineArgs) -> dict[str, Any] | None:
     -------
     dict or None
         "g2_blocks", "g3_blocks" (0: none), "g4", "block_bytes", "batch_size", and GB/s under "g1_to_g2", "g2_to_g1",
-        "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2" (0: unlimited).
+        "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2" (0: unlimited); "latency" has ms by these names.
 
     Raises
     ------
@@ -56,6 +57,7 @@ def offload_settings(args: MockEngineArgs) -> dict[str, Any] | None:
         out[name] = default if value is None else float(value)
         if not (math.isfinite(out[name]) and out[name] >= 0.0):
             raise ValueError(f"bandwidth_{name}_gbps must be finite and >= 0 (0: unlimited), got {value}")
+    out["latency"] = {name: float(getattr(args, f"latency_{name}_ms")) for name in LINKS}
     return out
 
 
@@ -65,7 +67,8 @@ def offload_world(args: MockEngineArgs) -> OffloadWorld | None:
     if s is None:
         return None
     return OffloadWorld(g3_blocks=s["g3_blocks"], g4=s["g4"], g2_to_g3=s["g2_to_g3"], g3_to_g2=s["g3_to_g2"],
-                        g2_to_g4=s["g2_to_g4"], g4_to_g2=s["g4_to_g2"])
+                        g2_to_g4=s["g2_to_g4"], g4_to_g2=s["g4_to_g2"],
+                        latency=tuple(s["latency"][name] for name in ("g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2")))
 
 
 def attach_tiers(world: OffloadWorld, engine: EngineCore, args: MockEngineArgs, compat: str | None) -> OffloadTiers:
@@ -84,7 +87,8 @@ def attach_tiers(world: OffloadWorld, engine: EngineCore, args: MockEngineArgs, 
     s = offload_settings(args)
     assert s is not None
     return world.attach(engine, g2_blocks=s["g2_blocks"], block_bytes=s["block_bytes"], batch_size=s["batch_size"],
-                        g1_to_g2=s["g1_to_g2"], g2_to_g1=s["g2_to_g1"], reference=compat == "reference")
+                        g1_to_g2=s["g1_to_g2"], g2_to_g1=s["g2_to_g1"], reference=compat == "reference",
+                        latency=(s["latency"]["g1_to_g2"], s["latency"]["g2_to_g1"]))
 
 
 def check_shared(first: MockEngineArgs, second: MockEngineArgs) -> None:

@@ -47,6 +47,10 @@ def random_script(seed: int) -> dict:
         args["engine_type"] = "trtllm"
     elif rng.random() < 0.2:
         args |= {"aic_nextn": rng.randrange(1, 4), "aic_nextn_accept_rates": "0.5,0.9"}
+    slow = random.Random(f"offload latency/{seed}")
+    if slow.random() < 0.3:
+        for link in ("g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2"):
+            args[f"latency_{link}_ms"] = slow.choice([0.0, 0.0, 0.05, 1.0, 7.5, 40.0])
     roots = [[rng.randrange(1, 50) for _ in range(block * rng.randrange(1, 5))] for _ in range(rng.randrange(2, 6))]
     workers = rng.choice([1, 1, 1, 2, 3])
     at, requests = 0.0, []

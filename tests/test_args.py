@@ -83,6 +83,8 @@ REFERENCE: dict[str, Any] = {
     "bandwidth_g2_to_g4_gbps": None,
     "bandwidth_g4_to_g2_gbps": None,
 }
+LATENCIES = {f"latency_{link}_ms": 0.0 for link in (
+    "g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2")}
 SCHEDULER: dict[str, Any] = {  # what the reference does not have
     "scheduler_rules": "dynamo-mocker-1.3.0",
     "vllm_scheduling_policy": "fcfs",
@@ -93,7 +95,7 @@ SCHEDULER: dict[str, Any] = {  # what the reference does not have
     "timing_model": None,
     "victim_score": None,
 }
-DEFAULTS = REFERENCE | SCHEDULER
+DEFAULTS = REFERENCE | LATENCIES | SCHEDULER
 
 # field -> (least, greatest) value; what stands beside a field is what it needs to be valid
 INT_RANGES = {
@@ -130,6 +132,7 @@ NOT_NEGATIVE = [
     "bandwidth_g3_to_g2_gbps",
     "bandwidth_g2_to_g4_gbps",
     "bandwidth_g4_to_g2_gbps",
+    *LATENCIES,
 ]
 BOOLS = [
     "enable_prefix_caching",

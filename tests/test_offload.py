@@ -14,7 +14,7 @@ from model.script import differences
 from runner import run_script
 
 from mocker import DirectRequest, MockEngineArgs, VllmCore, create_engine_core
-from mocker.offload import offload_settings
+from mocker.offload import LINKS, offload_settings
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNT = int(os.environ.get("MOCKER_FUZZ", "120"))
@@ -71,6 +71,28 @@ def test_evicted_prompt_comes_back_from_the_host():
     assert counters["parked_ms"] == pytest.approx(counters["from_g2_blocks"])
 
 
+def test_latencies():
+    """One block of 1 MB at 1 GB/s makes room, 1 ms and 2.5 ms more; then as many come up, 7 ms more in one transfer."""
+    for latency in ({}, {"latency_g1_to_g2_ms": 2.5, "latency_g2_to_g1_ms": 7.0}):
+        engine = core(max_num_seqs=1, **latency)
+        starts, now = [], 0.0
+        for number, (start, blocks) in enumerate(((1, 3), (101, 4), (1, 3))):
+            now = max(now, 100.0 * number)
+            engine.receive(DirectRequest(list(range(start, start + 4 * blocks)), 1, uuid=uuid.UUID(int=number + 1)))
+            while not engine.is_empty():
+                result = engine.execute_pass(now)
+                starts += [now - 100.0 * number for _ in result.admissions]
+                now = result.end_ms
+        down, up = latency.get("latency_g1_to_g2_ms", 0.0), latency.get("latency_g2_to_g1_ms", 0.0)
+        assert starts == pytest.approx([0.0, 1.0 + down, 3.0 + down + up], abs=1e-9)
+        counters = engine._core.tiers.counters()
+        assert counters["parked_ms"] == pytest.approx(2.0 + up)
+        assert counters["down"]["delay_ms"] == pytest.approx(0.0, abs=1e-9)
+    args = MockEngineArgs(latency_g2_to_g1_ms=1.5)
+    assert "latency_g2_to_g1_ms" not in MockEngineArgs().to_dict()
+    assert MockEngineArgs.from_json(args.to_json()) == args
+
+
 def test_dropped_while_parked():
     engine = core()
     first, second = (DirectRequest(list(range(1, 13)), 1, uuid=uuid.UUID(int=n)) for n in (1, 3))
@@ -116,5 +138,5 @@ def test_settings_have_the_reference_defaults():
     settings = offload_settings(MockEngineArgs(block_size=16, num_g2_blocks=8, kv_bytes_per_token=10, num_g3_blocks=0))
     assert settings == {"g2_blocks": 8, "g3_blocks": 0, "g4": False, "block_bytes": 160, "batch_size": 32,
                         "g1_to_g2": 14.0, "g2_to_g1": 14.0, "g2_to_g3": 7.0, "g3_to_g2": 7.0, "g2_to_g4": 4.0,
-                        "g4_to_g2": 4.0}
+                        "g4_to_g2": 4.0, "latency": dict.fromkeys(LINKS, 0.0)}
     assert offload_settings(MockEngineArgs(num_g2_blocks=0)) is None

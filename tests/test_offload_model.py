@@ -48,6 +48,23 @@ def test_link_shares_its_bandwidth():
     assert [what for _, what in done] == list("0987654321")     # the last one takes the place of one that is done
 
 
+def test_latency_comes_on_top_of_the_shares():
+    """As without it (1 ms, two at once 2 ms, staggered 1.5 and 2.0 ms), each 0.25 ms later; and by itself."""
+    for starts, ends in (([0.0], [1.25]), ([0.0, 0.0], [2.25, 2.25]), ([0.0, 0.5], [1.75, 2.25])):
+        link, done = Link(1.0, 0.25), []
+        for number, at in enumerate(starts):
+            link.advance(at)
+            link.start(at, MB, number)
+        done = finished(link, 9.0)
+        assert done == list(zip(ends, range(len(ends)), strict=True))
+    link = Link(0.0, 3.0)
+    link.start(5.0, MB, "a")
+    link.advance(6.0)
+    link.start(6.0, MB, "b")
+    assert link.advance(7.9) == []
+    assert finished(link, 99.0) == [(8.0, "a"), (9.0, "b")]
+
+
 def test_link_without_limit_and_misuse():
     link = Link(0.0)
     link.start(5.0, MB, "a")

@@ -21,7 +21,7 @@ def offload_config(args: dict) -> dict | None:
               "block_bytes": block * args["kv_bytes_per_token"]}
     for name, default in DEFAULTS.items():
         given = args.get(f"bandwidth_{name}_gbps")
-        config[name] = default if given is None else given
+        config[name] = default if given is None else given, args.get(f"latency_{name}_ms", 0.0)
     return config
 
 

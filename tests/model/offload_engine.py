@@ -109,12 +109,12 @@ class Plan:
 class SharedTier:
     """G3 or G4: one for all workers, with one link pair."""
 
-    def __init__(self, down_gbps: float, up_gbps: float, capacity: int | None) -> None:
+    def __init__(self, down: tuple[float, float], up: tuple[float, float], capacity: int | None) -> None:
         self.pool = Tier(capacity) if capacity is not None else None  # None: unbounded object store
         self.objects: set[int] = set()
         self.pending: set[int] = set()
-        self.down = Link(down_gbps)
-        self.up = Link(up_gbps)
+        self.down = Link(*down)
+        self.up = Link(*up)
         self.owed: dict[int, float] = {}  # worker -> since when it has completions that it has not booked
 
     def __contains__(self, block: Full) -> bool:
@@ -148,8 +148,8 @@ class OffloadEngine:
         self.batch_size: int = config["batch_size"]
         self.now = 0.0
         self.g2 = Tier(config["g2"])
-        self.down = Link(config["g1_to_g2"])
-        self.up = Link(config["g2_to_g1"])
+        self.down = Link(*config["g1_to_g2"])
+        self.up = Link(*config["g2_to_g1"])
         self.lane = Lane(self.batch_size, set())
         self.g3: SharedTier | None = None
         self.g4: SharedTier | None = None

@@ -10,10 +10,12 @@ class Link:
     deadline are floating-point. Of transfers with equally much left, the first in the list is done first.
     """
 
-    def __init__(self, gbps: float) -> None:
+    def __init__(self, gbps: float, latency: float = 0.0) -> None:
         if not math.isfinite(gbps) or gbps < 0:
             raise ValueError(f"bandwidth must be finite and not negative, got {gbps}")
         self.rate = gbps * 1e6 if gbps > 0 else math.inf  # bytes/ms
+        self.latency = latency  # ms that a transfer takes after its bytes have moved
+        self.landing: list[tuple[float, object]] = []  # (when it is done, what)
         self.active: list[list] = []  # [start number, bytes left, what]
         self.last = 0.0  # ms up to which `active` is true
         self.starts = 0
@@ -44,10 +46,12 @@ class Link:
             if math.isfinite(rate) and need > 0.0:
                 self._progress(need * rate)
             self.last = end
-            done.append(self.active[index][2])
+            self.landing.append((end + self.latency, self.active[index][2]))
             self.active[index] = self.active[-1]
             self.active.pop()
         self.last = now
+        while self.landing and self.landing[0][0] <= (now + 1e-9 if self.latency else math.inf):
+            done.append(self.landing.pop(0)[1])
         return done
 
     def _progress(self, size: float) -> None:
@@ -56,15 +60,17 @@ class Link:
 
     def earliest(self) -> float | None:
         """When the next transfer is done if none is added; None on an idle link."""
+        if self.landing:
+            return self.landing[0][0]
         if not self.active:
             return None
         least = min(left for _, left, _ in self.active)
         if not math.isfinite(self.rate):
-            return self.last
+            return self.last + self.latency
         total = 0.0
         for _, left, _ in self.active:
             total += min(left, least)
-        return self.last + total / self.rate
+        return self.last + total / self.rate + self.latency
 
 
 def earliest(*times: float | None) -> float | None:
