@@ -537,7 +537,7 @@ cdef class Cluster(Lanes):
         if self.quiet():
             return True
         if (self.events.used == self.starts and self.teams[0].n_starting + self.teams[1].n_starting == 0
-                and self.next_ready() == INFINITY):
+                and self.next_ready() == INFINITY and self.next_below() == INFINITY):
             self.idle_ticks += 1
         changed[0] = True
         return self.tick()
@@ -601,7 +601,7 @@ cdef class Cluster(Lanes):
             return False
         for worker in range(self.workers):
             c = <Core*>self.cores[worker]
-            if c.tiers == NULL:
+            if c == NULL or c.tiers == NULL:   # it is gone, or has no tiers
                 continue
             tiers_begin(c, self.now)
             if self.route != NULL and c.pool.events_used > 0:

@@ -613,7 +613,7 @@ cdef class DisaggCluster(Cluster):
         for role in range(2):                  # prefill, then decode
             for worker in range(self.workers):
                 c = <Core*>self.cores[worker]
-                if self.role[worker] != role or c.tiers == NULL:
+                if self.role[worker] != role or c == NULL or c.tiers == NULL:
                     continue
                 tiers_begin(c, self.now)
                 if c.pool.events_used > 0:

@@ -3,6 +3,9 @@ from mocker._engine cimport EngineCore
 from mocker._offload cimport Offload, World
 
 
+cdef class OffloadTiers
+
+
 cdef class OffloadWorld:
     cdef World w
     cdef readonly list attached
@@ -10,9 +13,10 @@ cdef class OffloadWorld:
     cdef readonly object blocks          # int64[rows, 3]
 
     cdef double deadline(self) noexcept nogil
+    cdef note(self, OffloadTiers tiers)
 
 
 cdef class OffloadTiers:
     cdef Offload o
     cdef OffloadWorld world
-    cdef EngineCore engine
+    cdef readonly EngineCore engine

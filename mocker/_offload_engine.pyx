@@ -106,19 +106,22 @@ cdef class OffloadWorld:
         engine.c.pool.keep_evicted = True
         engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
         engine.tiers = tiers
+        self.note(tiers)
         return tiers
+
+    cdef note(self, OffloadTiers tiers):
+        cdef double[::1] parked
+        cdef int64_t[:, ::1] blocks
+        if self.parked_ms is None or len(self.parked_ms) == 0:
+            return
+        parked, blocks = self.parked_ms, self.blocks
+        tiers.o.row_parked, tiers.o.row_blocks = &parked[0], &blocks[0, 0]
 
     def collect(self, int64_t rows):
         """Note for each row how long it was parked, and how many blocks it had from the host, disk and remote store."""
-        cdef double[::1] parked
-        cdef int64_t[:, ::1] blocks
-        cdef OffloadTiers tiers
         self.parked_ms, self.blocks = np.zeros(rows), np.zeros((rows, 3), np.int64)
-        if rows == 0:
-            return
-        parked, blocks = self.parked_ms, self.blocks
         for tiers in self.attached:
-            tiers.o.row_parked, tiers.o.row_blocks = &parked[0], &blocks[0, 0]
+            self.note(tiers)
 
     def counters(self):
         """Use of the shared tiers: "g3" and "g4" with their links."""
@@ -142,7 +145,8 @@ cdef class OffloadTiers:
     def counters(self):
         """Use of the host tier and its links, and what requests had from below."""
         cdef Offload* o = &self.o
-        return {"blocks": o.g2.capacity, "peak_blocks": o.g2.peak, "evicted_blocks": o.g2.evictions,
+        return {"blocks": o.g2.capacity, "block_bytes": o.block_bytes, "peak_blocks": o.g2.peak,
+                "evicted_blocks": o.g2.evictions,
                 "down": link_counters(&o.down), "up": link_counters(&o.up), "promotions": o.n_swaps,
                 "staged_promotions": o.n_staged, "blocked_allocations": o.n_blocked,
                 "retried_allocations": o.n_retried, "cancelled_promotions": o.n_cancelled,

@@ -17,3 +17,4 @@ cdef void tiers_deny(Core* c, int32_t slot) noexcept nogil
 cdef bint tiers_admit(Core* c) noexcept nogil
 cdef void tiers_cancel(Core* c, int32_t slot) noexcept nogil
 cdef double tiers_deadline(Core* c) noexcept nogil
+cdef bint tiers_quiet(Core* c) noexcept nogil

@@ -11,7 +11,7 @@ from mocker._core cimport Core, Request
 from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, pool_reserve
 from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
 from mocker._offload cimport (
-    STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan, offload_enqueue,
+    LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan, offload_enqueue,
     offload_finish, offload_plan, offload_start, offload_tick)
 from mocker._offload_tiers cimport Block, Origin, catalog_find, set_has, tier_has
 from mocker._requests cimport waiting_pop, waiting_prepend
@@ -235,3 +235,13 @@ cdef void tiers_cancel(Core* c, int32_t slot) noexcept nogil:
 cdef double tiers_deadline(Core* c) noexcept nogil:
     """When something below finishes next; infinity if nothing is under way."""
     return offload_deadline(<Offload*>c.tiers)
+
+
+cdef bint tiers_quiet(Core* c) noexcept nogil:
+    """Whether nothing is copied down or comes up, or waits to be. O(leases)."""
+    cdef Offload* o = <Offload*>c.tiers
+    cdef int64_t i
+    for i in range(o.leases_used):
+        if o.leases[i].kind != LEASE_FREE:
+            return False
+    return True

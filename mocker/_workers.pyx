@@ -16,7 +16,7 @@ from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._kv cimport Pool
 from mocker._offload_engine cimport OffloadWorld
-from mocker._offload_pass cimport tiers_deadline
+from mocker._offload_pass cimport tiers_deadline, tiers_quiet
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
 from mocker._record_engines cimport record_pass, record_rest, record_stretch
@@ -493,7 +493,7 @@ cdef class Workers:
         self.leavers.append(worker)
 
     cdef bint drained(self, int64_t worker) noexcept nogil:
-        """Whether a worker has nothing left to do, for requests or hand-offs."""
+        """Whether a worker has nothing left to do, for requests or hand-offs or in the tiers below it."""
         cdef SglangCore* g
         cdef Core* c
         if self.busy[worker] or self.views[worker].count > 0:
@@ -502,7 +502,7 @@ cdef class Workers:
             g = <SglangCore*>self.cores[worker]
             return g.count == 0 and g.n_held + g.n_reserved + g.n_pending == 0
         c = <Core*>self.cores[worker]
-        return c.count == 0 and c.n_held + c.n_reserved + c.n_pending == 0
+        return c.count == 0 and c.n_held + c.n_reserved + c.n_pending == 0 and (c.tiers == NULL or tiers_quiet(c))
 
     cdef bint leave(self) noexcept nogil:
         """Let the workers go that were to and have drained; whether any did."""

@@ -1,15 +1,19 @@
 """KV offload in replays: the ways to run one agree, nothing is lost, and the report says what the tiers did."""
 from __future__ import annotations
 
+import collections
+import os
 import random
 
 import numpy as np
 import pytest
 from fuzz import object_replay, random_trace
+from fuzz_offload_replays import broken
 
 from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
 from mocker.replay.fast import FastPaths
 
+COUNT = int(os.environ.get("MOCKER_FUZZ", "150"))
 COLUMNS = ("first_admit_ms", "first_token_ms", "last_token_ms", "reused_input_tokens", "output_tokens", "host_tokens",
            "disk_tokens", "remote_tokens", "parked_ms")
 
@@ -134,3 +138,73 @@ def test_pools_agree_about_what_they_share(first, second, text):
         simulate(Trace.load(sample_trace_path()),
                  prefill_engine_args=MockEngineArgs(worker_type="prefill", **kept, **first),
                  decode_engine_args=MockEngineArgs(worker_type="decode", **kept, **second))
+
+
+def test_properties_of_clusters():
+    """See `fuzz_offload_replays`: whatever the cluster is made of, and all that can happen does."""
+    seen = collections.Counter()
+    for seed in range(100_000, 100_000 + COUNT):
+        found = broken(seed, seen)
+        assert found is None, f"cluster {seed}: {found}"
+    for what in ("promotions", "staged_promotions", "blocked_allocations", "retried_allocations",
+                 "cancelled_promotions", "disagg", "planner", "closed", "router_mode"):
+        assert seen[what] > 0, what
+
+
+class At:
+    """A planner that wants so many workers from so many ms on."""
+
+    def __init__(self, wanted):
+        self.wanted = dict(wanted)
+
+    def initial_tick_ms(self):
+        return min(self.wanted, default=1e12)
+
+    def on_tick(self, metrics):
+        return {"target_prefill": None, "target_decode": self.wanted[metrics["now_ms"]],
+                "next_tick_ms": min((at for at in self.wanted if at > metrics["now_ms"]), default=None)}
+
+
+@pytest.mark.parametrize("mode", ["round_robin", "kv_router"])
+def test_planner_that_changes_nothing(mode):
+    trace = Trace.load(sample_trace_path()).head(300)
+    args = MockEngineArgs(num_gpu_blocks=3000, kv_bytes_per_token=131_072, num_g2_blocks=5000, num_g3_blocks=9000)
+    kept = {"extra_engine_args": args, "num_workers": 2, "router_mode": mode, "router_tie_break": "lowest",
+            "fast_forward": False}
+    same(simulate(trace, **kept), simulate(trace, planner=At({1000.0 * n: 2 for n in range(1, 60)}), **kept))
+
+
+@pytest.mark.parametrize(("below", "wanted", "came"), [
+    ({}, {}, (512, 0)), ({}, {40_000.0: 0, 50_000.0: 1}, (0, 0)),
+    ({"num_g3_blocks": 100}, {40_000.0: 0, 50_000.0: 1}, (0, 512)),
+])
+def test_workers_that_leave_take_their_host_along(below, wanted, came):
+    """A prompt is evicted to the host; its worker goes and another one comes, which has only the disk in common."""
+    first, other = list(range(8)), [list(range(100 * n, 100 * n + 8)) for n in range(1, 4)]
+    rows = [first, *other, first]
+    trace = Trace.from_columns(
+        arrival_ms=[0.0, 5000.0, 10_000.0, 15_000.0, 60_000.0], input_length=[512] * 5, output_length=[1] * 5,
+        hash_offsets=np.arange(6) * 8, hash_ids=np.array([i for row in rows for i in row], np.uint64), block_size=64)
+    args = MockEngineArgs(num_gpu_blocks=10, block_size=64, kv_bytes_per_token=1000, num_g2_blocks=100, **below)
+    result = simulate(trace, extra_engine_args=args, num_workers=1, planner=At(wanted))
+    columns = result.per_request
+    assert [columns[name].tolist()[-1] for name in ("host_tokens", "disk_tokens")] == list(came)
+    assert columns["decode_worker_idx"].tolist()[-1] == (1 if wanted else 0)
+    assert set(columns["terminal_status"]) == {"completed"}
+
+
+def test_worker_drains_until_its_copies_have_ended():
+    """At 1 kB/ms a block of 64 kB takes 64 ms down to the disk: the worker that is to go stays for it."""
+    rows = [[0, 1], [2, 3], [4, 5]]
+    trace = Trace.from_columns(
+        arrival_ms=[0.0, 100.0, 50_000.0], input_length=[128] * 3, output_length=[1] * 3,
+        hash_offsets=np.arange(4) * 2, hash_ids=np.array([i for row in rows for i in row], np.uint64), block_size=64)
+    args = MockEngineArgs(num_gpu_blocks=3, block_size=64, kv_bytes_per_token=1000, num_g2_blocks=100, num_g3_blocks=9,
+                          bandwidth_g2_to_g3_gbps=1e-6)
+    busy = [simulate(trace, extra_engine_args=args, num_workers=1, planner=At({1000.0: 0, 49_000.0: 1})),
+            simulate(trace, extra_engine_args=MockEngineArgs(num_gpu_blocks=3, block_size=64), num_workers=1,
+                     planner=At({1000.0: 0, 49_000.0: 1}))]
+    seconds = [r.report["decode_worker_seconds"] for r in busy]
+    down = busy[0].report["offload"]["g3"]["down"]
+    assert down["bytes"] == 64_000 * down["transfers"] > 0
+    assert seconds[0] > seconds[1] + 30.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -168,6 +168,15 @@ def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bo
                        record=False, capture=events, event_tokens=False, worker_id=w) for w in workers]
 
 
+def _recruit(args: MockEngineArgs, number: int, real_tokens: bool, events: bool, world: OffloadWorld | None,
+             compat: str | None) -> Any:
+    """The engine of a worker that comes later, with tiers of its own."""
+    engine = _engines(args, range(number, number + 1), real_tokens, events)[0]
+    if world is not None and args.num_g2_blocks:
+        attach_tiers(world, cast(EngineCore, engine), args, compat)
+    return engine
+
+
 def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bool, config: KvRouterConfig,
             seed: int) -> RouterCore | None:
     """The compiled router of one pool, or None for round robin."""
@@ -253,17 +262,14 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     args, prefill, fast = pools.args, pools.prefill_args, fast_paths(fast)
     collector = Collector(len(workload))
     cap = math.inf if cap_ms is None else cap_ms
-    if planning is not None and (args.num_g2_blocks or (prefill is not None and prefill.num_g2_blocks)):
-        raise ValueError("num_g2_blocks cannot be combined with a planner: workers that leave take their tiers along; "
-                         "leave one of them out")
     limit = output_limits(args, workload.prompt, workload.limit)
     if workload.growing is not None:
         limit = limit.copy()
     if prefill is not None:
         both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast, compat)
         if planning is not None:
-            planning.join(both, pools, lambda role, number: _engines(
-                (prefill, args)[role], range(number, number + 1), real_tokens, role == 0 and routing.routed)[0])
+            planning.join(both, pools, lambda role, number: _recruit(
+                (prefill, args)[role], number, real_tokens, role == 0 and routing.routed, both.offload, compat))
         return both, True
     router = None
     if routing.routed:
@@ -285,8 +291,8 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if workload.cancel_after is not None:
         cluster.set_cancellations(workload.cancel_after)
     if planning is not None:
-        planning.join(cluster, pools, lambda _, number: _engines(
-            args, range(number, number + 1), real_tokens, routing.routed)[0])
+        planning.join(cluster, pools, lambda _, number: _recruit(args, number, real_tokens, routing.routed, world,
+                                                                 compat))
     return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1)
 
 
