@@ -116,6 +116,7 @@ cdef class Cluster(Lanes):
             return True
         self.in_flight -= 1
         self.rows_left -= 1
+        self.ends_due[row] = NIL               # everybody has been told
         for i in range(self.next_offsets[row], self.next_offsets[row + 1]):
             other = self.next_rows[i]
             self.ends_due[other] -= 1

@@ -15,6 +15,7 @@ from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, ST_FREE, int64_t, uint64_t
 from mocker._core cimport Core
 from mocker._paths cimport PathTable
+from mocker._router cimport Router, Ticket
 from mocker._sglang cimport SglangCore
 from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, View, Workers
 
@@ -103,19 +104,35 @@ cdef class Lanes(Workers):
         return False
 
     def known_segments(self):
-        """Segments that pools and requests know: array of uint64; None if engines keep them where nobody looks."""
+        """Segments that pools, requests and the router know: array of uint64; None if engines keep them elsewhere."""
         cdef int64_t w, i, k, n = 0
         cdef Core* c
         cdef uint64_t[::1] found
-        if self.kind != KIND_CORE or self.route != NULL or self.offload is not None:
+        cdef Router* r = self.route
+        cdef Ticket* t
+        if self.kind != KIND_CORE or self.offload is not None:
             return None
         for w in range(self.n_lanes):
             c = <Core*>self.cores[w]
             n += c.pool.table_used
             for i in range(c.req_used):
                 n += c.req[i].path.n
+        if r != NULL:
+            n += r.table.used
+            for i in range(r.tickets_used):
+                n += r.tickets[i].n
         keys = np.empty(n, np.uint64)
         found, n = keys, 0
+        if r != NULL:
+            for i in range(<int64_t>r.table.mask + 1):
+                if r.table.values[i] != NIL:
+                    found[n] = r.table.keys[i]
+                    n += 1
+            for i in range(r.tickets_used):
+                t = &r.tickets[i]
+                for k in range(t.n if t.keys != NULL and t.worker == NIL else 0):
+                    found[n] = t.keys[k]
+                    n += 1
         for w in range(self.n_lanes):
             c = <Core*>self.cores[w]
             for i in range(<int64_t>c.pool.table_mask + 1):

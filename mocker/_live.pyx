@@ -305,6 +305,24 @@ def append(Cluster c, double at, int64_t prompt, int64_t limit, keys, ends, *, i
     return row
 
 
+# ---- requests that come while it runs, in rows that are used again -------------------------------------------------
+
+def use_links(Cluster c, const int64_t[::1] next_offsets, const int32_t[::1] rank, const double[::1] delay, ends_due):
+    """Go on with other, longer columns of single requests, as `Lanes.use_rows`."""
+    c.next_offsets, c.rank, c.delay, c.ends_due = next_offsets, rank, delay, ends_due
+
+
+def feed(Cluster c, const int64_t[::1] rows):
+    """Requests that arrive next, all of them after the horizon up to which the replay has gone."""
+    cdef int64_t i
+    for i in range(rows.shape[0]):
+        if not heap_push(&c.ready, c.arrival[rows[i]], c.rank[rows[i]], rows[i]):
+            raise MemoryError
+    c.rows_left += rows.shape[0]
+    if not c.stalled and c.now <= c.cap:
+        c.finished = False
+
+
 # ---- fewer requests ---------------------------------------------------------------------------------------------
 
 cdef bint heap_take(Heap* h, int64_t row) noexcept nogil:

@@ -75,6 +75,13 @@ def test_streamed_as_loaded(tmp_path, small, seed):
     else:
         engine["engine_type"] = kind
     options = {"num_workers": int(rng.integers(1, 5))}
+    if rng.random() < 0.4:
+        options["router_mode"] = str(rng.choice(["kv_router"] * (options["num_workers"] > 1) + [
+            "least_requests", "least_tokens", "random", "power_of_two"]))
+        if options["router_mode"] == "kv_router" and rng.random() < 0.3:
+            options["router_config"] = mocker.KvRouterConfig(router_queue_threshold=0.5)
+    if rng.random() < 0.3:
+        options["exact_gaps"] = int(rng.choice([20, 10**6]))
     if rng.random() < 0.3:
         options["max_sim_time_ms"] = float(trace.arrival_ms.mean())
     if rng.random() < 0.3:
@@ -89,7 +96,8 @@ def test_streamed_as_loaded(tmp_path, small, seed):
     assert read[1] == loaded[1]
 
 
-def test_the_shipped_trace(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", ["round_robin", "kv_router"])
+def test_the_shipped_trace(tmp_path, monkeypatch, mode):
     """Packed; and little of it is in memory at a time."""
     seen = []
     monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 17)
@@ -103,7 +111,8 @@ def test_the_shipped_trace(tmp_path, monkeypatch):
         seen.append((len(feed._rows), feed.paths.stretches, feed.read))
 
     monkeypatch.setattr(streamed._Feed, "drain", watched)
-    options = {"extra_engine_args": mocker.MockEngineArgs(num_gpu_blocks=4096, block_size=64), "num_workers": 4}
+    options = {"extra_engine_args": mocker.MockEngineArgs(num_gpu_blocks=4096, block_size=64), "num_workers": 4,
+               "router_mode": mode}
     loaded = mocker.simulate(mocker.sample_trace_path(), stream_to=tmp_path / "a.jsonl", **options).report
     read = mocker.simulate(mocker.TraceStream(mocker.sample_trace_path()), **options).report
     assert {key: read[key] for key in read if key not in HOST} == {key: loaded[key] for key in read if key not in HOST}
@@ -169,7 +178,9 @@ def test_what_needs_the_whole_trace(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(lines(5)))
     for options, match in (
-            ({"num_workers": 2, "router_mode": "kv_router"}, "a router"), ({"replay_concurrency": 4}, "concurrency"),
+            ({"num_workers": 2, "router_mode": lambda *_: 0}, "of your own"),
+            ({"num_workers": 2, "router_mode": "prefix_affinity"}, "prefix_affinity"),
+            ({"replay_concurrency": 4}, "concurrency"),
             ({"recording": mocker.Recording()}, "recording"), ({"arrival_speedup_ratio": 0.0}, "speedup"),
             ({"extra_engine_args": mocker.MockEngineArgs(block_size=1024)}, "must divide"),
             ({"extra_engine_args": mocker.MockEngineArgs(num_g2_blocks=9, kv_bytes_per_token=1)}, "num_g2_blocks"),

@@ -72,7 +72,7 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     choice(group, "--on-short-hash-ids", ("error", "clamp"), short, "error")
     add_reading_flags(group)
     switch(group, "--stream", "read the trace while it is replayed, in memory that does not grow with it; for single "
-                              "requests in order of time, with workers in turn, see docs/scale.md")
+                              "requests in order of time, see docs/scale.md")
 
     group = parser.add_argument_group("synthetic workload")
     text(group, "--recipe", "TEXT", "KEY=VALUE; … or JSON, or @FILE with it, see docs/traces.md; stands alone")

@@ -580,7 +580,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | Syn
     Parameters
     ----------
     workload : path, sequence of one path, Trace, TraceStream, SyntheticSpec or mocker.synth.Recipe
-        What to replay. A `mocker.TraceStream` is read while it is replayed: open loop, round robin, one pool.
+        What to replay. A `mocker.TraceStream` is read while it is replayed: open loop, one pool, see docs/scale.md.
     fast_forward : bool or FastPaths
         Repeat the clock's additions through passes in which nothing else happens (the default), or run each of
         them, in order; or name the shortcuts. The results are the same to the last bit.

@@ -1,19 +1,21 @@
-"""Replays of a trace that is read on the way: open loop, in turn, in memory that does not grow with the trace.
+"""Replays of a trace that is read on the way: open loop, one pool, in memory that does not grow with the trace.
 
 A request has a row in the columns from when it is read until it has ended and is written or counted; then another one
-gets the row. Workers run one by one as in any such replay (`run_lanes`); one that does not know its next request waits
-for the next block of the file.
+gets the row. Workers in turn run one by one as in any such replay (`run_lanes`); one that does not know its next
+request waits for the next block of the file. With a router the event loop goes as far as just before the last request
+that is known.
 """
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _live
 from .._intern import Interned
 from ..collector import Sla
 from ..formats.stream import TraceStream
@@ -39,6 +41,7 @@ from .stream import BATCH_ROWS, RowStream
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .._cluster import Cluster
     from ..args import MockEngineArgs
     from ..collector import Report
     from ..simulation import Simulation
@@ -71,6 +74,8 @@ class _Rows:
     limit: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))      # what the engine may make
     number: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))     # of the request; -1: free
     leaf: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    rank: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))       # who goes first at one time
+    due: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))        # 0; -1: its end was told
     names: list[str | None] = field(default_factory=list)
     free: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -80,7 +85,7 @@ class _Rows:
     def grow(self, n: int) -> None:
         """Room for `n` more."""
         for name, fill in (("arrival", np.nan), ("prompt", 0), ("wanted", 0), ("limit", 0), ("number", -1),
-                           ("leaf", -1)):
+                           ("leaf", -1), ("rank", 0), ("due", 0)):
             column = getattr(self, name)
             setattr(self, name, np.concatenate((column, np.full(n, fill, column.dtype))))
         self.names += [None] * n
@@ -91,7 +96,8 @@ class _Feed:
     """Brings the requests of a file to a cluster, and takes those that have ended to a `RowStream`."""
 
     def __init__(self, source: TraceStream, args: MockEngineArgs, speedup: float, run: Run, rows: _Rows,
-                 out: RowStream) -> None:
+                 out: RowStream, routed: bool) -> None:
+        self._routed = routed
         self._blocks: Iterator[Trace] = source.blocks()
         self._path = source.path
         self._args, self._speedup, self._run, self._rows, self._out = args, speedup, run, rows, out
@@ -124,9 +130,12 @@ class _Feed:
             self._grow(max(n - len(rows.free), len(rows)))
         places, rows.free = np.sort(rows.free[:n]), rows.free[n:]
         rows.arrival[places] = (block.arrival_ms - self._low + 0.0) / self._speedup
+        self._last = float(rows.arrival[places[-1]])
         rows.prompt[places], rows.wanted[places] = block.input_length, block.output_length
         rows.limit[places] = output_limits(self._args, block.input_length, block.output_length)
         rows.number[places] = np.arange(self.read, self.read + n)
+        rows.rank[places] = rows.number[places]
+        rows.due[places] = 0
         if block.request_ids is not None:
             self._named = True
         if self._named:
@@ -136,7 +145,20 @@ class _Feed:
         self.read += n
         self.shortened += len(block.clamped)
         self.skipped += [str(error) for error in block.skipped]
-        self._run.cluster.feed(places, self._next is not None)
+        if self._routed:
+            _live.feed(self._run.cluster, places)
+        else:
+            self._run.cluster.feed(places, self.more)
+
+    @property
+    def more(self) -> bool:
+        """Whether there are blocks that are not read."""
+        return self._next is not None
+
+    @property
+    def horizon(self) -> float:
+        """Time up to which everything is known, ms."""
+        return math.nextafter(self._last, -math.inf) if self.more else math.inf
 
     def _grow(self, n: int) -> None:
         cluster, rows = self._run.cluster, self._rows
@@ -149,14 +171,18 @@ class _Feed:
                    for name, column in cluster.collector.columns.items()}
         cluster.use_rows(rows.arrival, rows.prompt, rows.limit, longer(cluster.worker_of, -1),
                          longer(cluster.arrival_of, np.nan), columns)
+        if self._routed:
+            size = len(rows)
+            _live.use_links(cluster, np.zeros(size + 1, np.int64), rows.rank, np.zeros(size), rows.due)
         workload = self._run.workload
         workload.arrival, workload.prompt, workload.limit = rows.arrival, rows.prompt, rows.wanted
 
     def drain(self) -> None:
         """Write the requests that have ended, and free their rows; forget prompts that nobody knows any more."""
-        places = np.flatnonzero(self._run.cluster.collector.columns["terminal"] != 0)
-        self.write(places)
         cluster, rows = self._run.cluster, self._rows
+        ended = cluster.collector.columns["terminal"] != 0
+        places = np.flatnonzero(ended & (rows.due < 0) if self._routed else ended)
+        self.write(places)
         columns = cluster.collector.columns
         for name in (*_NAN, *_ZERO):
             columns[name][places] = np.nan if name in _NAN else 0
@@ -227,7 +253,10 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
         call["num_workers"], call["num_prefill_workers"], call["num_decode_workers"], None, call["replay_mode"],
         routing, call["max_sim_time_ms"], call["compat"], False)
     args, speedup = pools.args, float(call["arrival_speedup_ratio"])
-    for bad, what in ((routing.routed, "a router"), (bool(args.num_g2_blocks), "KV tiers (num_g2_blocks)"),
+    for bad, what in ((not isinstance(routing.mode, str), "a routing policy of your own"),
+                      # which goes by the numbers of segments
+                      (routing.mode == "prefix_affinity", "router_mode='prefix_affinity'"),
+                      (bool(args.num_g2_blocks), "KV tiers (num_g2_blocks)"),
                       (args.vllm_scheduling_policy == "priority", "vllm_scheduling_policy='priority'")):
         if bad:
             raise ValueError(f"{what} needs the whole trace; load it instead of streaming it")
@@ -254,27 +283,71 @@ def _replay(source: TraceStream, pools: Pools, routing: Routing, call: Mapping[s
             speedup: float, exact: int | None, out: RowStream) -> tuple[Run, _Feed]:
     rows, progress = _Rows(), call["progress"]
     workload = Workload(arrival=rows.arrival, prompt=rows.prompt, limit=rows.wanted, make_paths=lambda _: _nothing())
-    cluster = set_up(workload, pools, call["max_sim_time_ms"], routing, fast, None, None, False, call["compat"])[0]
+    cluster, routed = set_up(workload, pools, call["max_sim_time_ms"], routing, fast, None, None, False, call["compat"])
     if exact is not None:
         cluster.collector.keep_gaps(exact)
     run = Run(cluster, workload, pools, 0.0)
-    feed = _Feed(source, pools.args, speedup, run, rows, out)
-    bound = LANE_ROWS
+    if routed:
+        none = np.empty(0, np.int64)
+        cluster.set_links(none, np.zeros(1, np.int64), none, none, rows.rank, np.empty(0), 0)
+        if exact is None and pools.workers > 1:
+            cluster.split_gaps()               # workers may run ahead of each other
+    feed = _Feed(source, pools.args, speedup, run, rows, out, routed)
+
+    def look() -> None:
+        if progress is not None:
+            progress(cluster.ended, feed.read, cluster.last_timestamp())
+
     try:
-        while not cluster.over:
-            for worker in range(pools.workers):
-                while not cluster.run_lane(worker, min(SLICE_PASSES, STREAM_PASSES), bound):
-                    if cluster.starved:
-                        feed.feed()
-                    if progress is not None:
-                        progress(cluster.ended, feed.read, cluster.last_timestamp())
-            feed.drain()
-            bound += LANE_ROWS
+        if routed:
+            cap = call["max_sim_time_ms"]
+            _run_loop(cluster, pools.workers, math.inf if cap is None else cap, feed, look)
+        else:
+            _run_lanes(cluster, pools.workers, feed, look)
     except TraceError:
         feed.drain()                           # what has ended is not lost
         raise
+    cluster.join_gaps()
     cluster.flush()
     feed.rest()
-    if progress is not None:
-        progress(cluster.ended, feed.read, cluster.last_timestamp())
+    look()
     return run, feed
+
+
+def _run_lanes(cluster: Cluster, workers: int, feed: _Feed, look: Callable[[], None]) -> None:
+    """Workers one by one, with turns as in `run_lanes`."""
+    bound = LANE_ROWS
+    while not cluster.over:
+        for worker in range(workers):
+            while not cluster.run_lane(worker, min(SLICE_PASSES, STREAM_PASSES), bound):
+                if cluster.starved:
+                    feed.feed()
+                look()
+        feed.drain()
+        bound += LANE_ROWS
+
+
+def _run_loop(cluster: Cluster, workers: int, cap: float, feed: _Feed, look: Callable[[], None]) -> None:
+    """The event loop, as far as requests are known."""
+    def go(horizon: float) -> None:
+        while not _live.advance(cluster, horizon, -1, STREAM_PASSES, True):
+            feed.drain()
+            look()
+        feed.drain()
+        look()
+
+    while feed.more and feed.horizon < 0.0:    # it begins with all that happens at 0
+        feed.feed()
+    while True:
+        if workers == 1 and feed.horizon > cap:
+            go(cap)                            # a single worker sees who arrives in its pass over the limit
+            state = np.zeros(1, _live.WORKER)
+            _live.look(cluster, state)
+            while feed.more and feed.horizon < state["pass_end_ms"][0]:
+                feed.feed()
+        go(feed.horizon)
+        if not feed.more:
+            return
+        feed.feed()
+        if cluster.finished:                   # the clock has passed its limit
+            return
