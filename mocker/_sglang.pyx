@@ -213,10 +213,10 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
     in the same order as pass by pass. A queue that waits for memory is watched with a bound that is never too low
     on what it finds free, so a pass that could admit its head is left to `sgl_pass`.
     """
-    cdef int64_t i, k, m = 0, n = c.n_running, context = 0, need = 0, room = 0, output = 0, pages, tick
+    cdef int64_t i, k, m = 0, n = c.n_running, context = 0, need = 0, room = 0, output = 0, pages, tick, look
     cdef SglRequest* r
     cdef Node* x
-    cdef double next_now, first = now, left, expected
+    cdef double next_now, first = now, left, expected, step
     cdef bint watch = False
     if not c.steady or c.nextn or c.tree.told or c.real_tokens or c.metrics or n == 0 or c.n_prebuilt > 0:
         return now
@@ -236,17 +236,25 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
         return now
     for i in range(n):
         context += c.req[c.running[i]].len
+    look = 0 if watch else k
     while m < k and now < until and now <= last_start:
-        if watch:
+        if m >= look:
             left = <double>(room - n * (m // c.page) * c.page)
             if left < 0.0:
                 left = 0.0
             expected = <double>(output - n * m) * c.ratio
             if expected > 0.0:
                 left -= expected
-            if not (<double>need >= left + 1e-6 * (1.0 + fabs(expected))):
+            left += 1e-6 * (1.0 + fabs(expected))
+            if not (<double>need >= left):
                 break
-        next_now = now + timing_decode_ms(&c.timing, n, context if context < c.total else c.total, context // n)
+            # A pass gives back at most `step` of what is expected: look again when that could be enough.
+            step = 1.00001 * (<double>n * c.ratio + fabs(<double>(output - n * m)) * c.ratio_step)
+            look = m + 1
+            if <double>need - left > 2.0 * step:
+                look = m + <int64_t>min((<double>need - left) / step, 1e15)
+        next_now = now + timing_decode_ms(&c.timing, n, context if context < c.total else c.total,
+                                          context // n if c.timing.model != NULL else 0)
         if not (next_now < INFINITY):
             break
         if c.gaps != NULL:
