@@ -5,6 +5,7 @@ Answers to `replay/collector.rs`. All requests that make a token in two consecut
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
 from libc.math cimport NAN, fma
+from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -19,6 +20,8 @@ from mocker._select cimport bits_of
 
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time
+    LONG = 65536                   # entries of a log that has turned out to be long
+    RESERVE = 4500000              # then it has room for so many: memory only once they are used, and never copied
 
 
 TIMES = ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms")
@@ -61,19 +64,22 @@ cdef void gaps_fold(Gaps* g) noexcept nogil:
 
 cdef bint gaps_room(Gaps* g) noexcept nogil:
     """Make room for an entry, and fold what has gathered; false if memory is short."""
-    cdef int64_t cap
+    cdef int64_t cap, need
     cdef void* moved
     if g.fold_at == 0:
         g.fold_at = fold_step(g) + 1
     if g.used >= g.fold_at:
         gaps_fold(g)
     if g.used >= g.cap:
+        need = g.used + 1
+        if g.cap >= LONG and g.fold_at < INT64_MAX:
+            need = max(need, RESERVE)
         cap = g.cap
-        moved = grown(g.values, &cap, g.used + 1, sizeof(double))
+        moved = grown(g.values, &cap, need, sizeof(double))
         if moved != NULL:
             g.values = <double*>moved
             cap = g.cap
-            moved = grown(g.weights, &cap, g.used + 1, sizeof(int64_t))
+            moved = grown(g.weights, &cap, need, sizeof(int64_t))
         if moved == NULL:
             g.error = ERR_MEMORY
             return False
