@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 ctypedef struct StdRng:
     uint32_t[8] key      # ChaCha key words, expanded from the seed
     uint64_t counter     # number of the next 64-byte block to make
-    uint32_t index       # next unread word of buffer, 0..16; 16 = make a block first
-    uint32_t[16] buffer  # words of the current block, in output order
+    uint32_t index       # next unread word of buffer, 0..64; 64 = make blocks first
+    uint32_t[64] buffer  # words of four blocks, in output order
 
 # Start the stream of a 64-bit seed. Every other function needs a seeded generator.
 cdef void rng_seed(StdRng* rng, uint64_t seed) noexcept nogil

@@ -3,61 +3,22 @@
 Answers to dynamo-mocker 1.3.0 `common/speculative.rs`, whose generator is `StdRng` of the Rust crate rand 0.9: the
 ChaCha stream cipher with 12 rounds, a 64-bit block counter from 0 and a zero nonce. The 256-bit key is expanded from
 the 64-bit seed by eight PCG32 outputs. Words leave the stream in order and none is skipped, so how many blocks the
-reference buffers at a time cannot be seen; one is buffered here.
+reference buffers at a time cannot be seen; four are made at a time here.
 
-Cost: one cipher block (about 0.1 us) per eight draws, no allocation. Streams are equal to the reference's bit by bit.
+Cost: a few nanoseconds a draw, no allocation. Streams are equal to the reference's bit by bit.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 import numpy as np
 
+from mocker._chacha cimport chacha
+
 cdef enum:
     MAX_RATES = 16  # far above the 5 drafts that the engine arguments allow
+    WORDS = 64      # of the buffer
 
 cdef uint64_t PCG_MULTIPLIER = 6364136223846793005ULL
 cdef uint64_t PCG_INCREMENT = 11634580027462260723ULL
-
-
-cdef inline uint32_t _rotl(uint32_t v, int bits) noexcept nogil:
-    return (v << bits) | (v >> (32 - bits))
-
-
-cdef inline void _quarter(uint32_t* x, int a, int b, int c, int d) noexcept nogil:
-    """ChaCha quarter round on words a, b, c, d of the state."""
-    x[a] += x[b]
-    x[d] = _rotl(x[d] ^ x[a], 16)
-    x[c] += x[d]
-    x[b] = _rotl(x[b] ^ x[c], 12)
-    x[a] += x[b]
-    x[d] = _rotl(x[d] ^ x[a], 8)
-    x[c] += x[d]
-    x[b] = _rotl(x[b] ^ x[c], 7)
-
-
-cdef void _make_block(StdRng* rng) noexcept nogil:
-    """Fill the buffer with the block of the current counter and go on to the next."""
-    # "expand 32-byte k" in little-endian words, the key, the counter, the nonce
-    cdef uint32_t[16] start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-    cdef uint32_t[16] x
-    cdef int i, _round
-    memcpy(&start[4], rng.key, 32)
-    start[12] = <uint32_t>rng.counter
-    start[13] = <uint32_t>(rng.counter >> 32)
-    memcpy(x, start, 64)
-    for _round in range(6):  # twelve rounds: six of columns, then diagonals
-        _quarter(x, 0, 4, 8, 12)
-        _quarter(x, 1, 5, 9, 13)
-        _quarter(x, 2, 6, 10, 14)
-        _quarter(x, 3, 7, 11, 15)
-        _quarter(x, 0, 5, 10, 15)
-        _quarter(x, 1, 6, 11, 12)
-        _quarter(x, 2, 7, 8, 13)
-        _quarter(x, 3, 4, 9, 14)
-    for i in range(16):
-        rng.buffer[i] = x[i] + start[i]
-    rng.counter += 1
-    rng.index = 0
 
 
 cdef void rng_seed(StdRng* rng, uint64_t seed) noexcept nogil:
@@ -69,18 +30,24 @@ cdef void rng_seed(StdRng* rng, uint64_t seed) noexcept nogil:
         turn = <uint32_t>(seed >> 59)
         rng.key[i] = (mixed >> turn) | (mixed << ((32 - turn) & 31))
     rng.counter = 0
-    rng.index = 16
+    rng.index = WORDS
 
 
 cdef uint32_t rng_u32(StdRng* rng) noexcept nogil:
-    if rng.index >= 16:
-        _make_block(rng)
+    if rng.index >= WORDS:
+        chacha(rng.key, rng.counter, rng.buffer)
+        rng.counter += 4
+        rng.index = 0
     rng.index += 1
     return rng.buffer[rng.index - 1]
 
 
 cdef uint64_t rng_u64(StdRng* rng) noexcept nogil:
-    cdef uint64_t low = rng_u32(rng)
+    cdef uint64_t low
+    if rng.index + 2 <= WORDS:
+        rng.index += 2
+        return rng.buffer[rng.index - 2] | <uint64_t>rng.buffer[rng.index - 1] << 32
+    low = rng_u32(rng)
     return low | (<uint64_t>rng_u32(rng) << 32)
 
 

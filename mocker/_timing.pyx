@@ -9,7 +9,7 @@ Without a model the polynomial is inline, and decode times are remembered by act
 and behind two function pointers; one costs a call a pass, and a call a stretch of passes where it does not depend on
 the requests' lengths (`by_context`).
 """
-from libc.math cimport INFINITY, fma, isfinite, rint
+from libc.math cimport INFINITY, fabs, fma, isfinite, rint
 from libc.stdlib cimport free, realloc
 
 from mocker._common cimport int64_t
@@ -33,7 +33,7 @@ cdef double rounded_seconds(double seconds) noexcept nogil:
     if product < PLAIN:
         nanos = <int64_t>product
         part = product - <double>nanos
-        if part < 0.4999 or part > 0.5001:
+        if fabs(part - 0.5) > 1e-4:            # one test: each side of it is as likely as the other
             nanos += part > 0.5
             if nanos < 1000000000:
                 return <double>nanos / 1e9

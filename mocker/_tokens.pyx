@@ -20,6 +20,10 @@ from mocker._spec cimport rng_u32, sample_output_tokens
 from mocker._timing cimport timing_decode_ms
 
 
+cdef enum:
+    FEW = 512                      # requests whose bursts need no memory of their own
+
+
 cdef void promote(Core* c, Request* r) noexcept nogil:
     """The last block is complete and a token follows it: register it under its content."""
     cdef Path* path = &r.path
@@ -191,12 +195,13 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
 cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     """Speculative decoding: blocks for the longest bursts first, then the sampled burst of each ready request."""
     cdef int64_t i, k, need, burst, token, spare, longest = 1 if c.worker_type == WORKER_PREFILL else c.nextn + 1
-    cdef int64_t together = 0, total_length
-    cdef int64_t* bursts
+    cdef int64_t together = 0, zeros = 0, total_length
+    cdef int64_t[FEW] few
+    cdef int64_t* bursts = few
     cdef double decode = 0.0, at
     cdef int32_t slot, victim
     cdef Request* r
-    cdef bint changed = False, done
+    cdef bint changed = False, done, plain = c.rows != NULL and not c.real_tokens and not c.record
     if c.tiers != NULL:
         for i in range(n):
             if must_wait(c, c.ready[i]):
@@ -236,10 +241,11 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     if c.worker_type != WORKER_PREFILL:
         decode = timing_decode_ms(&c.timing, n, c.pool.active - need, total_length // n)
     at = start + decode
-    bursts = <int64_t*>malloc(n * sizeof(int64_t))
-    if bursts == NULL:
-        c.error = ERR_MEMORY
-        return 0.0
+    if n > FEW:
+        bursts = <int64_t*>malloc(n * sizeof(int64_t))
+        if bursts == NULL:
+            c.error = ERR_MEMORY
+            return 0.0
     for i in range(n):
         r = &c.req[c.ready[i]]
         burst = r.limit - r.gen
@@ -254,8 +260,20 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     for i in range(n):
         slot = c.ready[i]
         r = &c.req[slot]
+        burst = bursts[i]
+        if (plain and r.len & c.mask and (r.len & c.mask) + burst <= c.mask + 1 and r.gen > 1
+                and r.gen + burst < r.limit and r.last_ms == c.last_emit):
+            r.len += burst                     # the usual burst: inside its block, after its own last token
+            r.gen += burst
+            r.last_ms = at
+            r.alloc = r.len
+            r.computed = r.len - 1
+            c.made += burst
+            together += 1
+            zeros += burst - 1
+            continue
         done = False
-        for k in range(bursts[i]):
+        for k in range(burst):
             if not r.len & c.mask:
                 if r.partial:
                     promote(c, r)
@@ -266,7 +284,7 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
                 if k == 0:
                     collect_token(c, r, at, &together)
                 else:
-                    gaps_add(c.gaps, 0.0, 1)
+                    zeros += 1
                     if r.gen == 1:
                         c.rows.second_gap[r.id] = 0.0
             push(c, r, token)
@@ -283,12 +301,15 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
             changed = True
         else:
             r.computed = r.len - 1
-    free(bursts)
+    if bursts != few:
+        free(bursts)
     c.pool.active -= spare
     c.made_by = n
     if changed:
         running_compact(c)
     if c.rows != NULL and together > 0:
         gaps_add(c.gaps, at - c.last_emit, together)
+    if c.rows != NULL and zeros > 0:
+        gaps_add(c.gaps, 0.0, zeros)
     c.last_emit = at
     return decode
