@@ -120,14 +120,17 @@ cdef class Collector:
     """
 
     def __cinit__(self, int64_t n, bint blank=True):
-        cdef double[:, ::1] times = np.empty((4, n))
+        cdef int64_t i
+        cdef double* time
+        times = np.empty((4, n))
         counts = np.zeros((3, n), np.int64) if blank else np.empty((3, n), np.int64)
-        if blank:
-            times[:] = NAN
-        columns = dict(zip(TIMES, times.base))
+        columns = dict(zip(TIMES, times))
         columns.update(zip(COUNTS, counts))
         columns["terminal"] = np.zeros(n, np.int8)
         self.point(columns, n)
+        time = self.rows.first_admit           # the first of four columns in one piece
+        for i in range(4 * n if blank else 0):
+            time[i] = NAN
 
     cdef int point(self, dict columns, int64_t n) except -1:
         """Write to these columns of `n` rows from now on."""

@@ -488,8 +488,9 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
     cdef Totals t
     cdef Moments[4] moments
     cdef double[4][N_PERCENTILES] at
-    cdef double* samples = <double*>malloc(2 * (n + 1) * sizeof(double))
+    cdef double* samples = <double*>malloc(2 * (n + 1) * sizeof(double) + n)
     cdef double* spare = samples + n + 1
+    cdef int8_t* was = <int8_t*>(spare + n + 1)    # served
     cdef double first, whole, mean_gap
     cdef bint served, done
     cdef int which
@@ -498,6 +499,7 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
     with nogil:
         memset(&t, 0, sizeof(Totals))
         for i in range(n):
+            was[i] = 0
             if isnan(arrival[i]):
                 continue
             t.requests += 1
@@ -507,6 +509,7 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
             t.completed += done
             if not served:
                 continue
+            was[i] = 1
             outputs = output_length[i] if reference else output_tokens[i]
             t.inputs += input_length[i]
             t.outputs += outputs
@@ -527,17 +530,17 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
         used = 0
         for i in range(n):
             samples[used] = second_gap[i]
-            used += not (isnan(first_admit[i]) or isnan(first_token[i]) or isnan(second_gap[i]))
+            used += was[i] & (not isnan(second_gap[i]))
         plain(samples, used, &moments[1], at[1], spare)
         used = 0
         for i in range(n):
             samples[used] = positive(last_token[i] - first_token[i]) / <double>max(output_tokens[i] - 1, 1)
-            used += not (isnan(first_admit[i]) or isnan(first_token[i])) and output_tokens[i] >= 2
+            used += was[i] & (output_tokens[i] >= 2)
         plain(samples, used, &moments[2], at[2], spare)
         used = 0
         for i in range(n):
             samples[used] = positive(last_token[i] - arrival[i])
-            used += not (isnan(first_admit[i]) or isnan(first_token[i])) and (reference or terminal[i] == 1)
+            used += was[i] & (reference or terminal[i] == 1)
         plain(samples, used, &moments[3], at[3], spare)
     free(samples)
     totals = {"requests": t.requests, "completed": t.completed, "inputs": t.inputs, "outputs": t.outputs,

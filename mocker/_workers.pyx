@@ -89,7 +89,8 @@ cdef class Workers:
         self.n = prompt.shape[0]
         self.worker_of, self.arrival_of = np.empty(self.n, np.int32), np.empty(self.n)
         self.worker, self.arrived = self.worker_of, self.arrival_of
-        self.worker[:], self.arrived[:] = NIL, NAN
+        for i in range(self.n):
+            self.worker[i], self.arrived[i] = NIL, NAN
         self.kind = (KIND_SGLANG if isinstance(engines[0], SglangEngine)
                      else KIND_RULES if isinstance(engines[0], RulesEngine) else KIND_CORE)
         self.router = router
