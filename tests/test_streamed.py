@@ -197,8 +197,10 @@ def test_what_needs_the_whole_trace(tmp_path):
     with pytest.raises(ValueError, match="trace convert"):
         mocker.simulate(mocker.TraceStream(csv))
     path.write_text("\n\n")
+    (tmp_path / "rows.jsonl").write_text("of an earlier run")
     with pytest.raises(TraceError, match="did not contain any requests"):
-        mocker.simulate(mocker.TraceStream(path))
+        mocker.simulate(mocker.TraceStream(path), stream_to=tmp_path / "rows.jsonl")
+    assert (tmp_path / "rows.jsonl").read_text() == "of an earlier run"
     sessions = mocker.Trace.from_columns(
         block_size=64, arrival_ms=[0.0, np.nan], input_length=[9, 9], output_length=[1, 1], hash_offsets=[0, 1, 2],
         hash_ids=np.array([1, 2], np.uint64), session=[0, 0], turn=[0, 1])

@@ -95,21 +95,19 @@ class _Rows:
 class _Feed:
     """Brings the requests of a file to a cluster, and takes those that have ended to a `RowStream`."""
 
-    def __init__(self, source: TraceStream, args: MockEngineArgs, speedup: float, run: Run, rows: _Rows,
-                 out: RowStream, routed: bool) -> None:
+    def __init__(self, blocks: Iterator[Trace], first: Trace, args: MockEngineArgs, speedup: float, run: Run,
+                 rows: _Rows, out: RowStream, routed: bool) -> None:
         self._routed = routed
-        self._blocks: Iterator[Trace] = source.blocks()
-        self._path = source.path
+        self._blocks = blocks
         self._args, self._speedup, self._run, self._rows, self._out = args, speedup, run, rows, out
         self.paths = _nothing()
-        self._next: Trace | TraceError | None = next(self._blocks)
-        self._low = float(self._next.arrival_ms[0])
+        self._next: Trace | TraceError | None = first
+        self._low = float(first.arrival_ms[0])
         self._named = False
         self._few = FORGET_FROM
         self.read = self.shortened = 0
         self.skipped: list[str] = []
-        self._trace_block = self._next.block_size
-        self.paths.sizes(self._trace_block, args.block_size)
+        self.paths.sizes(first.block_size, args.block_size)
         run.cluster.open_feed(self.paths)
         self.feed()
 
@@ -124,8 +122,6 @@ class _Feed:
         except TraceError as error:
             self._next = error
         n = len(block)
-        if block.block_size != self._trace_block:
-            raise ValueError(f"{self._path}: blocks of {block.block_size} and {self._trace_block} tokens a hash id")
         if len(rows.free) < n:
             self._grow(max(n - len(rows.free), len(rows)))
         places, rows.free = np.sort(rows.free[:n]), rows.free[n:]
@@ -245,7 +241,8 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
     """
     for name, neutral in _NEEDS_ALL.items():
         if call[name] != neutral:
-            raise ValueError(f"{name} needs the whole trace; load it instead of streaming it, or leave {name} out")
+            what = "a search" if name == "_watch" else name
+            raise ValueError(f"{what} needs the whole trace; load it instead of streaming it, or leave {what} out")
     routing = Routing(call["router_mode"], call["router_config"], call["router_tie_break"], call["router_seed"],
                       call["model_name"])
     pools, _, routing = prepare_pools(
@@ -265,10 +262,13 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
     exact = None if call["exact_gaps"] is None else _integer("exact_gaps", call["exact_gaps"], 1)
     _integer("threads", call["threads"], 1)
     sla = Sla(call["sla_ttft_ms"], call["sla_itl_ms"], call["sla_e2e_ms"])
+    blocks = source.blocks()
+    first = next(blocks)                       # before a file is emptied for results that nobody will get
+    _nothing().sizes(first.block_size, args.block_size)
     out = RowStream(call["stream_to"], exact, call["compat"] == "reference", sla)
     began = time.perf_counter()
     try:
-        run, feed = _replay(source, pools, routing, call, fast_paths(call["fast_forward"]), speedup, exact, out)
+        run, feed = _replay(blocks, first, pools, routing, call, fast_paths(call["fast_forward"]), speedup, exact, out)
     finally:
         out.close()
     run.wall_time_ms = (time.perf_counter() - began) * 1000.0
@@ -279,8 +279,8 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
     return made
 
 
-def _replay(source: TraceStream, pools: Pools, routing: Routing, call: Mapping[str, Any], fast: FastPaths,
-            speedup: float, exact: int | None, out: RowStream) -> tuple[Run, _Feed]:
+def _replay(blocks: Iterator[Trace], first: Trace, pools: Pools, routing: Routing, call: Mapping[str, Any],
+            fast: FastPaths, speedup: float, exact: int | None, out: RowStream) -> tuple[Run, _Feed]:
     rows, progress = _Rows(), call["progress"]
     workload = Workload(arrival=rows.arrival, prompt=rows.prompt, limit=rows.wanted, make_paths=lambda _: _nothing())
     cluster, routed = set_up(workload, pools, call["max_sim_time_ms"], routing, fast, None, None, False, call["compat"])
@@ -292,7 +292,7 @@ def _replay(source: TraceStream, pools: Pools, routing: Routing, call: Mapping[s
         cluster.set_links(none, np.zeros(1, np.int64), none, none, rows.rank, np.empty(0), 0)
         if exact is None and pools.workers > 1:
             cluster.split_gaps()               # workers may run ahead of each other
-    feed = _Feed(source, pools.args, speedup, run, rows, out, routed)
+    feed = _Feed(blocks, first, pools.args, speedup, run, rows, out, routed)
 
     def look() -> None:
         if progress is not None:
