@@ -4,7 +4,8 @@
 from mocker._carry cimport LIST, Carrier, carry, carry_array
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from mocker._core cimport Admission, Core, Request, Signal, VictimFn, Work
+from mocker._core cimport Admission, Core, Request, Signal, Work
+from mocker._hooks cimport AdmissionHook, Hook, Wish
 from mocker._kv cimport Event, Path, Piece, Pool, Run
 from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
 from mocker._timing cimport Model, Timing
@@ -38,6 +39,12 @@ cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
     carry_array(io, <void**>&p.evicted, p.evicted_used, p.evicted_cap, sizeof(Piece))
 
 
+cdef void wishes_carry(Carrier* io, AdmissionHook* h, AdmissionHook* before) noexcept nogil:
+    """What is kept for a score that is carried already; its functions are those from before."""
+    h.score, h.cached, h.engine = before.score, before.cached, before.engine
+    carry_array(io, <void**>&h.wishes, h.cap, h.cap, sizeof(Wish))
+
+
 cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     """A core; a loaded one keeps its collector and its functions, and its old arrays have to be freed before."""
     cdef int64_t i
@@ -45,10 +52,11 @@ cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     cdef Rows* rows = c.rows
     cdef Gaps* gaps = c.gaps
     cdef Model* model = c.timing.model
-    cdef VictimFn victim = c.victim
-    cdef void* victim_context = c.victim_context
+    cdef Hook victim = c.victim
+    cdef AdmissionHook admission = c.admission
     carry(io, c, sizeof(Core))
-    c.rows, c.gaps, c.timing.model, c.victim, c.victim_context = rows, gaps, model, victim, victim_context
+    c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
+    wishes_carry(io, &c.admission, &admission)
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))
     if c.req == NULL:
         c.req_used = 0

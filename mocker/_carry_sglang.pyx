@@ -1,10 +1,11 @@
 # cython: language_level=3
 """State of SGLang cores: every array that `sgl_free`, `radix_free` and `map_free` free. O(what the core holds)."""
 from mocker._carry cimport LIST, Carrier, carry, carry_array
-from mocker._carry_engines cimport path_carry, timing_carry
+from mocker._carry_engines cimport path_carry, timing_carry, wishes_carry
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Signal
+from mocker._hooks cimport AdmissionHook, Hook
 from mocker._kv cimport Event, Piece
 from mocker._radix cimport Cut, Leaf, Map, Node, Radix
 from mocker._sglang cimport Chunk, SglangCore, SglRequest, Stretch
@@ -37,14 +38,17 @@ cdef void radix_carry(Carrier* io, Radix* t) noexcept nogil:
 
 
 cdef void sgl_carry(Carrier* io, SglangCore* c) noexcept nogil:
-    """A core; a loaded one keeps its collector and its timing model, and its old arrays have to be freed before."""
+    """A core; a loaded one keeps its collector and its functions, and its old arrays have to be freed before."""
     cdef int64_t i
     cdef SglRequest* r
     cdef Rows* rows = c.rows
     cdef Gaps* gaps = c.gaps
     cdef Model* model = c.timing.model
+    cdef Hook victim = c.victim
+    cdef AdmissionHook admission = c.admission
     carry(io, c, sizeof(SglangCore))
-    c.rows, c.gaps, c.timing.model = rows, gaps, model
+    c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
+    wishes_carry(io, &c.admission, &admission)
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(SglRequest))
     if c.req == NULL:
         c.req_used = 0

@@ -10,7 +10,7 @@ cdef enum ErrorCode:
     ERR_OK = 0
     ERR_MEMORY = 1                 # an allocation failed
     ERR_TIME = 2                   # a duration is not finite or exceeds the clock's range
-    ERR_HOOK = 3                   # the function that chooses who is preempted failed
+    ERR_HOOK = 3                   # a score of the user's failed
 
 cdef enum RequestStatus:
     ST_FREE = 0                    # slot not in use

@@ -1,6 +1,7 @@
 # Data dictionary of one engine core: the requests it knows, its queues, the pass under way and what it says of it.
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._hooks cimport AdmissionHook, Hook
 from mocker._kv cimport Path, Pool
 from mocker._spec cimport StdRng
 from mocker._timing cimport Timing
@@ -86,10 +87,6 @@ cdef enum WaitReason:              # why the last pass admitted nobody else
     STOP_OTHER = 3                 # budget or preemption: the next pass may differ
 
 
-cdef struct Core
-ctypedef int64_t (*VictimFn)(void* context, Core* c) noexcept nogil    # place among the running, or NIL
-
-
 cdef struct Core:
     # configuration
     int64_t block_size
@@ -101,8 +98,8 @@ cdef struct Core:
     bint chunked
     bint end_over_budget           # end a head that no pass can hold, where the reference waits for ever
     bint fifo                      # preempt the oldest running request, not the newest
-    VictimFn victim                # says who is preempted; NULL: the newest or the oldest
-    void* victim_context           # what it gets
+    Hook victim                    # score of who runs; the lowest is preempted, of equal ones the newest or the oldest
+    AdmissionHook admission        # who waits: the lowest score goes first, of equal ones the first
     int policy                     # Policy
     int worker_type                # WorkerType
     double kv_bytes                # bytes a token, NaN = unset

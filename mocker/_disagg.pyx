@@ -433,7 +433,7 @@ cdef class DisaggCluster(Cluster):
     cdef bint submit_source(self, int64_t row, int32_t worker) noexcept nogil:
         cdef int64_t w = self.teams[ROLE_PREFILL].members[worker]
         cdef int32_t slot = self.form(row, w, 1)
-        if slot == NIL:
+        if slot == NIL or (self.wishes and not self.wish(row, w, slot)):
             return False
         if self.kind == KIND_SGLANG:
             sgl_enqueue_source(<SglangCore*>self.cores[w], slot, row)
@@ -451,7 +451,7 @@ cdef class DisaggCluster(Cluster):
     cdef bint reserve(self, int64_t row, int64_t worker) noexcept nogil:
         cdef int32_t slot = self.form(row, worker, self.limit[row])
         cdef bint fits
-        if slot == NIL:
+        if slot == NIL or (self.wishes and not self.wish(row, worker, slot)):
             return False
         if self.kind == KIND_SGLANG:
             fits = sgl_reserve(<SglangCore*>self.cores[worker], slot, row)

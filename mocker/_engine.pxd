@@ -1,7 +1,9 @@
 # One engine core as a Python object that owns the memory; the cluster works on its `c` directly.
 from mocker._common cimport int32_t, int64_t, uint32_t
 from mocker._core cimport Core
-from mocker._hooks cimport ScoreHook
+
+
+cdef int raise_score(tuple hooks) except -1
 
 
 cdef class EngineCore:
@@ -10,7 +12,7 @@ cdef class EngineCore:
     cdef readonly int64_t worker_id
     cdef readonly object timing    # CompiledModel that is asked for times, or None
     cdef readonly object tiers     # OffloadTiers, or None
-    cdef readonly ScoreHook victim  # that says who is preempted, or None
+    cdef readonly tuple hooks      # scores of (who is preempted, who is admitted): ScoreHook or None
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
                       const uint32_t[::1] plan) except -1

@@ -15,18 +15,26 @@ from mocker._core cimport Core, Request
 from mocker._handoff cimport (
     handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
-from mocker._hooks cimport ScoreHook, hook_victim
+from mocker._hooks cimport ScoreHook, hook_of, wish_note
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._models cimport CompiledModel, raise_time
 from mocker._offload cimport Offload, offload_error
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init, timing_use
-from mocker._vllm cimport core_metrics, core_pass
+from mocker._vllm cimport cached_prompt, core_metrics, core_pass
 
 STATUS_NAMES = {ST_WAITING: "waiting", ST_RUNNING: "running", ST_PREEMPTED: "preempted", ST_HELD: "held",
                 ST_PENDING: "pending", ST_RESERVED: "reserved", ST_PARKED: "parked"}
 TERMINAL_NAMES = (None, "completed", "rejected", "capacity", "over_budget")
+
+
+cdef int raise_score(tuple hooks) except -1:
+    """Raise what is wrong with the scores of an engine."""
+    for hook in hooks:
+        if hook is not None:
+            (<ScoreHook>hook).raise_failure()
+    return 0
 
 
 cdef class EngineCore:
@@ -58,15 +66,15 @@ cdef class EngineCore:
         Log KV events; with the tokens of stored blocks.
     timing : CompiledModel, optional
         Asked how long passes take, in place of the polynomial.
-    victim : ScoreHook, optional
-        Asked who is preempted, in place of `fifo`: of (prompt, generated, limit, preemptions, blocks).
+    hooks : tuple of ScoreHook or None
+        Scores of who is preempted and of who is admitted, see `mocker.hooks`.
     """
 
     def __cinit__(self, *, int64_t block_size, int64_t num_blocks, int64_t max_seqs, int64_t max_tokens, bint caching,
                   bint chunked, bint fifo, bint trtllm, int worker_type, double speedup, double decode_speedup,
                   double kv_bytes, double kv_bandwidth, rates, uint64_t seed, uint64_t token_seed, bint real_tokens,
                   bint record, bint capture, bint event_tokens, int64_t worker_id,
-                  CompiledModel timing=None, ScoreHook victim=None):
+                  CompiledModel timing=None, hooks=(None, None)):
         cdef Core* c = &self.c
         cdef int i
         c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
@@ -85,9 +93,9 @@ cdef class EngineCore:
                 or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK):
             raise MemoryError
         timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup)
-        self.worker_id, self.timing, self.victim = worker_id, timing, victim
-        if victim is not None:
-            c.victim, c.victim_context = hook_victim, <void*>victim
+        self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
+        c.victim, c.admission.score = hook_of(hooks[0]), hook_of(hooks[1])
+        c.admission.cached, c.admission.engine = cached_prompt, c
         if timing is not None:
             timing_use(&c.timing, &timing.model)
 
@@ -103,7 +111,7 @@ cdef class EngineCore:
         if error == ERR_TIME:
             raise_time(self.timing)
         if error == ERR_HOOK:
-            self.victim.raise_failure()
+            raise_score(self.hooks)
         return 0
 
     def submit(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,
@@ -141,7 +149,7 @@ cdef class EngineCore:
         cdef int32_t slot = core_new(c, handle, prompt, limit)
         cdef Request* r
         cdef void* moved
-        if slot < 0:
+        if slot < 0 or (c.admission.score.ask != NULL and not wish_note(&c.admission, slot, c.end_ms, 0)):
             raise MemoryError
         r = &c.req[slot]
         if r.tail == NULL:
@@ -169,6 +177,11 @@ cdef class EngineCore:
             r.plan_used = plan.shape[0]
             memcpy(r.plan, &plan[0], r.plan_used * sizeof(uint32_t))
         return slot
+
+    def prefer(self, int32_t slot, int64_t priority):
+        """Tell the score of waiting requests, if there is one, a request's priority."""
+        if self.c.admission.score.ask != NULL:
+            self.c.admission.wishes[slot].priority = priority
 
     def mark_source(self, int32_t slot):
         """Hold the blocks of a queued request when it is done, until `release`."""

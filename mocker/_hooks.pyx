@@ -1,15 +1,14 @@
 # cython: language_level=3
-"""Scores from the user's own functions: which worker gets a request, which request is preempted.
+"""Scores from the user's own functions: who gets a request, who is admitted, preempted or evicted.
 
-A function of five integers that returns a double; the lowest score is taken. Compiled ones are called by address
-without the GIL. O(candidates) calls a decision.
+A function of five or nine integers that returns a double; the lowest score is taken. Engines and routers hold a `Hook`,
+fill an array of facts for each candidate and ask. Compiled functions are called by address without the GIL.
+O(candidates) calls a decision.
 """
 from libc.math cimport isnan
 from libc.stdint cimport uintptr_t
 
-from mocker._common cimport ERR_HOOK, NIL, ST_RUNNING, int32_t, int64_t
-from mocker._core cimport Core, Request
-from mocker._router cimport Ask, Load
+from mocker._common cimport grown, int32_t, int64_t
 
 
 cdef class ScoreHook:
@@ -18,24 +17,23 @@ cdef class ScoreHook:
     Parameters
     ----------
     address : int
-        Of a ``double f(int64_t, int64_t, int64_t, int64_t, int64_t)`` that needs no GIL; 0: call `function`.
+        Of a ``double f(int64_t, ...)`` that needs no GIL; 0: call `function`.
     function : callable or None
         The Python function, or what keeps the compiled one alive.
+    numbers : int
+        How many integers it takes: 5 or 9.
     """
 
-    def __cinit__(self, uintptr_t address, function):
-        self.compiled = <ScoreFn>address
+    def __cinit__(self, uintptr_t address, function, int numbers):
+        if numbers != FIVE and numbers != NINE:
+            raise ValueError(f"a score function takes 5 or 9 integers, got {numbers}")
+        self.compiled, self.numbers = <void*>address, numbers
         self.function, self.keep = (None, function) if address else (function, None)
 
-    cdef double ask(self, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e) noexcept nogil:
-        """The score; not a number if there is none."""
-        if self.compiled != NULL:
-            return self.compiled(a, b, c, d, e)
-        return self.call(a, b, c, d, e)
-
-    cdef double call(self, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e) noexcept with gil:
+    cdef double call(self, const int64_t* facts) noexcept with gil:
+        cdef int i
         try:
-            return float(self.function(a, b, c, d, e))
+            return float(self.function(*[facts[i] for i in range(self.numbers)]))
         except BaseException as error:
             self.failure = error
             return float("nan")
@@ -52,37 +50,45 @@ cdef class ScoreHook:
         return 0
 
 
-cdef int32_t hook_choose(void* hook, const Ask* ask) noexcept nogil:
-    """The eligible worker with the lowest score, of equal ones the first; NIL if a score is not a number."""
-    cdef int32_t i, worker, best = NIL
-    cdef double score, least = 0.0
-    cdef const Load* load
-    for i in range(ask.n):
-        worker = ask.workers[i]
-        load = &ask.loads[worker]
-        score = (<ScoreHook>hook).ask(worker, ask.isl, ask.overlap[worker], load.requests, load.tokens)
-        if isnan(score):
-            (<ScoreHook>hook).complain()
-            return NIL
-        if best == NIL or score < least:
-            best, least = worker, score
-    return best
+cdef double ask(void* context, const int64_t* x) noexcept nogil:
+    cdef void* compiled = (<ScoreHook>context).compiled
+    cdef double score
+    if compiled == NULL:
+        score = (<ScoreHook>context).call(x)
+    elif (<ScoreHook>context).numbers == FIVE:
+        score = (<ScoreFive>compiled)(x[0], x[1], x[2], x[3], x[4])
+    else:
+        score = (<ScoreNine>compiled)(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8])
+    if isnan(score):
+        (<ScoreHook>context).complain()
+    return score
 
 
-cdef int64_t hook_victim(void* hook, Core* c) noexcept nogil:
-    """Place among the running of the request with the lowest score, of equal ones the newest; NIL: none, or failed."""
-    cdef int64_t i, best = NIL
-    cdef double score, least = 0.0
-    cdef Request* r
-    for i in range(c.n_running - 1, -1, -1):
-        r = &c.req[c.running[i]]
-        if r.status != ST_RUNNING:
-            continue
-        score = (<ScoreHook>hook).ask(r.prompt, r.gen, r.limit, r.preemptions, (r.alloc + c.mask) >> c.shift)
-        if isnan(score):
-            (<ScoreHook>hook).complain()
-            c.error = ERR_HOOK
-            return NIL
-        if best == NIL or score < least:
-            best, least = i, score
-    return best
+cdef Hook hook_of(ScoreHook hook) noexcept:
+    """What engines ask; valid as long as `hook` is. None: there is no score."""
+    cdef Hook made
+    made.ask = NULL
+    if hook is not None:
+        made.ask = ask
+    made.context = <void*>hook
+    return made
+
+
+cdef bint wish_note(AdmissionHook* h, int32_t slot, double arrived, int64_t priority) noexcept nogil:
+    """Keep when a request arrived, and its priority; false if memory is short."""
+    cdef void* moved = grown(h.wishes, &h.cap, slot + 1, sizeof(Wish))
+    if moved == NULL:
+        return False
+    h.wishes = <Wish*>moved
+    h.wishes[slot].arrived, h.wishes[slot].priority = arrived, priority
+    return True
+
+
+cdef void ring_to_front(int32_t* ring, int64_t head, int64_t cap, int64_t place) noexcept nogil:
+    """Bring the request `place` places behind the head of a queue to its front; `cap` is a power of two."""
+    cdef int64_t m = cap - 1
+    cdef int32_t slot = ring[(head + place) & m]
+    while place > 0:
+        ring[(head + place) & m] = ring[(head + place - 1) & m]
+        place -= 1
+    ring[head & m] = slot

@@ -9,6 +9,7 @@ cdef int32_t core_new(Core* c, int64_t id, int64_t prompt, int64_t limit) noexce
 cdef void core_enqueue(Core* c, int32_t slot, int64_t place) noexcept nogil
 cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil
 cdef int32_t waiting_first(Core* c) noexcept nogil
+cdef int32_t waiting_next(Core* c) noexcept nogil
 cdef void waiting_pop(Core* c) noexcept nogil
 cdef void waiting_prepend(Core* c, int32_t slot) noexcept nogil
 cdef void waiting_remove(Core* c, int32_t slot) noexcept nogil

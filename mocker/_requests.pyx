@@ -16,6 +16,7 @@ from mocker._core cimport Core, Request, Signal
 from mocker._kv cimport path_free, pool_free, pool_release
 from mocker._offload cimport forget_wait, must_wait
 from mocker._offload_pass cimport tiers_cancel
+from mocker._scored cimport lowest_score, lowest_waiting
 from mocker._timing cimport timing_free
 from mocker._trtllm cimport trt_limit
 
@@ -51,6 +52,7 @@ cdef void core_free(Core* c) noexcept nogil:
     free(c.admissions)
     free(c.signals)
     free(c.late)
+    free(c.admission.wishes)
     pool_free(&c.pool)
     timing_free(&c.timing)
 
@@ -162,6 +164,14 @@ cdef int32_t waiting_first(Core* c) noexcept nogil:
         c.waiting_head = (c.waiting_head + 1) & (c.waiting_cap - 1)
         c.waiting_places -= 1
     return c.waiting[c.waiting_head] if c.waiting_places > 0 else NIL
+
+
+cdef int32_t waiting_next(Core* c) noexcept nogil:
+    """The waiting request that is to be admitted next, which comes to the front; NIL: none, or none now."""
+    cdef int32_t slot = waiting_first(c)
+    if slot != NIL and c.admission.score.ask != NULL and c.n_pending == 0:
+        return lowest_waiting(c)
+    return slot
 
 
 cdef void waiting_pop(Core* c) noexcept nogil:
@@ -332,8 +342,8 @@ cdef int32_t preempt(Core* c) noexcept nogil:
     cdef Request* r
     if c.policy == POLICY_TRTLLM:
         return NIL
-    if c.victim != NULL:
-        i = c.victim(c.victim_context, c)
+    if c.victim.ask != NULL:
+        i = lowest_score(c)
     elif c.fifo:
         i = 0
         while i < c.n_running and not may_preempt(c, c.running[i]):

@@ -2,6 +2,7 @@
 # A segment is what the pools call one (`_kv.pxd`); with real tokens every block is a segment of its own. A row is
 # the caller's number of a request, a worker its number of a worker.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._hooks cimport Hook
 from mocker._kv cimport Path, Pool
 from mocker._offload cimport World
 from mocker._offload_tiers cimport BlockSet
@@ -260,3 +261,4 @@ cdef class RouterCore:
     cdef object failure            # exception of one of them
     cdef object hook               # ScoreHook of ROUTE_CALL
     cdef object world              # OffloadWorld that `lower` looks into
+    cdef Hook score                # what the choice asks of it

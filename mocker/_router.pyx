@@ -19,7 +19,7 @@ from math import frexp
 import numpy as np
 
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint32_t, uint64_t
-from mocker._hooks cimport ScoreHook, hook_choose
+from mocker._hooks cimport Hook, ScoreHook, hook_of
 from mocker._kv cimport Path, Pool
 from mocker._offload_engine cimport OffloadWorld
 from mocker._router_choice cimport (
@@ -280,6 +280,25 @@ cdef int32_t call_function(void* context, const Ask* ask) noexcept with gil:
         return NIL
 
 
+cdef int32_t lowest_score(void* context, const Ask* ask) noexcept nogil:
+    """The eligible worker with the lowest score, of equal ones the first; NIL if a score is not a number."""
+    cdef Hook* hook = <Hook*>context
+    cdef int64_t[5] facts
+    cdef int32_t i, worker, best = NIL
+    cdef double score, least = 0.0
+    facts[1] = ask.isl
+    for i in range(ask.n):
+        worker = ask.workers[i]
+        facts[0], facts[2] = worker, ask.overlap[worker]
+        facts[3], facts[4] = ask.loads[worker].requests, ask.loads[worker].tokens
+        score = hook.ask(hook.context, facts)
+        if isnan(score):
+            return NIL
+        if best == NIL or score < least:
+            best, least = worker, score
+    return best
+
+
 cdef int64_t call_estimator(void* context, int64_t fresh, int64_t cached) noexcept with gil:
     cdef RouterCore core = <RouterCore>context
     try:
@@ -402,8 +421,8 @@ cdef class RouterCore:
     def use_score(self, ScoreHook hook):
         """Let a router of the kind "function" choose the lowest score of (worker, prompt, cached blocks, requests,
         their prompt tokens)."""
-        self.hook = hook
-        self.r.choose, self.r.choose_context = hook_choose, <void*>hook
+        self.hook, self.score = hook, hook_of(hook)
+        self.r.choose, self.r.choose_context = lowest_score, &self.score
 
     def raise_error(self):
         """Turn an error of the router or of a user's function into an exception."""

@@ -14,6 +14,7 @@ from mocker._engine cimport EngineCore
 from mocker._rules cimport (
     RULE_LATE, RULE_SLOT_AT_USE, Batched, Copy, Extra, VllmRulesCore, rules_drop, rules_enqueue, rules_free, rules_init,
     rules_pass, rules_room, rules_under_way)
+from mocker._rules_schedule cimport cached_known
 from mocker._vllm cimport core_metrics
 
 cdef enum:
@@ -97,6 +98,7 @@ cdef class RulesEngine(EngineCore):
             raise MemoryError
         self.x.by_priority, self.x.gate, self.x.threshold = by_priority, gate, threshold
         self.x.watermark, self.x.skip_own, self.x.strict = watermark, skip_own, strict
+        self.c.admission.cached, self.c.admission.engine = cached_known, &self.x
         self.configured = True
 
     def __dealloc__(self):
@@ -123,6 +125,7 @@ cdef class RulesEngine(EngineCore):
         self.generation += 1
         id = (self.generation << GENERATION_SHIFT) | slot
         self.c.req[slot].id = id
+        self.prefer(slot, priority)
         if slot == len(self.owners):
             self.owners.append(owner)
         else:

@@ -7,12 +7,12 @@ Answers to `_requests`, and to vLLM 0.33.0 `v1/core/sched/{scheduler,request_que
 Costs: queue operations O(1), with priorities O(places passed), a removal O(requests queued); preemption O(running
 requests); endings what `_rules_blocks` needs to release the blocks.
 """
-from libc.math cimport NAN
+from libc.math cimport NAN, isnan
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
 from mocker._common cimport (
-    END_CAPACITY, ERR_MEMORY, NIL, ST_FREE, ST_PREEMPTED, ST_RUNNING, WORKER_DECODE, grown, int32_t, int64_t)
+    END_CAPACITY, ERR_HOOK, ERR_MEMORY, NIL, ST_FREE, ST_PREEMPTED, ST_RUNNING, WORKER_DECODE, grown, int32_t, int64_t)
 from mocker._core cimport Core, Request
 from mocker._requests cimport note, signal, waiting_pop
 from mocker._rules cimport RULE_LATE, Extra, VllmRulesCore
@@ -142,6 +142,30 @@ cdef void undo(VllmRulesCore* x, int32_t slot) noexcept nogil:
                 x.making_length -= r.len
 
 
+cdef int64_t lowest_score(VllmRulesCore* x) noexcept nogil:
+    """Place of the running request that the user's score preempts; NIL: nobody, or the score failed."""
+    cdef Core* c = x.c
+    cdef int64_t i, k, best = NIL
+    cdef int64_t[5] facts
+    cdef double score, least = 0.0
+    cdef Request* r
+    for k in range(c.n_running):
+        i = k if c.fifo else c.n_running - 1 - k
+        r = &c.req[c.running[i]]
+        if r.status != ST_RUNNING:
+            continue
+        facts[0], facts[1], facts[2], facts[3] = r.prompt, r.gen, r.limit, r.preemptions
+        facts[4] = x.extra[c.running[i]].done + x.extra[c.running[i]].blank
+        score = c.victim.ask(c.victim.context, facts)
+        if isnan(score):
+            c.error = ERR_HOOK
+            return NIL
+        if best == NIL or score < least or (
+                score == least and x.by_priority and before(x, c.running[best], c.running[i])):
+            best, least = i, score
+    return best
+
+
 cdef int32_t preempt(VllmRulesCore* x) noexcept nogil:
     """Take the blocks of one running request and queue it again."""
     cdef Core* c = x.c
@@ -149,7 +173,9 @@ cdef int32_t preempt(VllmRulesCore* x) noexcept nogil:
     cdef int32_t slot
     cdef Request* r
     cdef void* moved
-    for i in range(c.n_running):
+    if c.victim.ask != NULL:
+        best = lowest_score(x)
+    for i in range(c.n_running if c.victim.ask == NULL else 0):
         if c.req[c.running[i]].status != ST_RUNNING:
             continue
         if best != NIL and x.by_priority and before(x, c.running[i], c.running[best]):
@@ -159,7 +185,7 @@ cdef int32_t preempt(VllmRulesCore* x) noexcept nogil:
             break
     if best == NIL:
         return NIL
-    if x.by_priority and best < x.place:
+    if best < x.place and (x.by_priority or not c.fifo):
         x.place -= 1
     slot = c.running[best]
     c.n_running -= 1

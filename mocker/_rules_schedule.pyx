@@ -10,7 +10,7 @@ from mocker._common cimport (
     END_CAPACITY, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, NIL, ST_PREEMPTED, ST_RUNNING, ST_WAITING, WORKER_DECODE,
     grown, int32_t, int64_t)
 from mocker._core cimport STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Work
-from mocker._requests cimport waiting_first, waiting_pop
+from mocker._requests cimport waiting_next, waiting_pop
 from mocker._rules cimport (
     RULE_CHARGE_GENERATED, RULE_FILL_EARLY, RULE_FULL_ONLY, RULE_GEN_HIT, RULE_LAST_TOKEN, RULE_LATE, RULE_OWN_COPY,
     RULE_WHOLE_TAIL, Batched, Extra, VllmRulesCore, blocks_of, least)
@@ -231,6 +231,13 @@ cdef int64_t look_up(VllmRulesCore* x, Request* r, int64_t* cached, int64_t* act
     return count
 
 
+cdef int64_t cached_known(void* x, void* request) noexcept nogil:
+    """Known tokens that an admission would not compute, for scores."""
+    cdef int64_t cached, active
+    look_up(<VllmRulesCore*>x, <Request*>request, &cached, &active)
+    return cached
+
+
 cdef void admit_waiting(VllmRulesCore* x, double now) noexcept nogil:
     """Waiting requests strictly in order, as long as they fit and there is budget to start them."""
     cdef Core* c = x.c
@@ -245,7 +252,7 @@ cdef void admit_waiting(VllmRulesCore* x, double now) noexcept nogil:
         if c.n_running >= c.max_seqs:
             c.reason = STOP_SEQS
             return
-        slot = waiting_first(c)
+        slot = waiting_next(c)
         if slot == NIL:
             c.reason = STOP_EMPTY
             return

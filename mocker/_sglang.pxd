@@ -3,6 +3,7 @@
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Signal, Spread
+from mocker._hooks cimport AdmissionHook, Hook
 from mocker._kv cimport Event, Path, Piece
 from mocker._radix cimport Map, Radix
 from mocker._spec cimport StdRng
@@ -96,6 +97,8 @@ cdef struct SglangCore:
     StdRng rng                     # draws for them
     bint real_tokens               # pages are identified by token hashes, not by segments of a trace
     bint capture                   # log KV events
+    Hook victim                    # score of who runs; the lowest is retracted, of equal ones as without it
+    AdmissionHook admission        # who waits: the lowest score goes first, of equal ones the first
     # parts
     Radix tree
     Radix fresh                    # LPM: texts of the waiting requests scored so far in this pass
@@ -143,6 +146,7 @@ cdef struct SglangCore:
     int64_t batch_isl              # sum of their context after the pass
     int64_t batch_prefix           # sum of their context before it
     bint preempted                 # queues or the ratio changed: the next pass may differ though nothing was made
+    bint put_off                   # the score of who waits lets nobody go now
     int64_t dry                    # passes in a row without a token or an ending
     int32_t* scratch               # slots of requests, or of the pool
     int64_t scratch_cap

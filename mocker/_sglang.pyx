@@ -70,6 +70,7 @@ cdef void sgl_free(SglangCore* c) noexcept nogil:
     free(c.lengths)
     free(c.admissions)
     free(c.signals)
+    free(c.admission.wishes)
     free(c.slot_keys)
     free(c.slot_offsets)
     free(c.events)
@@ -224,7 +225,8 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
         return now                             # whoever arrives may come first
     if c.n_waiting > 0 and c.n_pending == 0:
         if n < c.max_seqs:
-            if not (c.min_ratio >= 0.0) or hopeless(c, &c.req[waiting_at(c, 0)]) != END_NONE:
+            if (c.admission.score.ask != NULL or not (c.min_ratio >= 0.0)
+                    or hopeless(c, &c.req[waiting_at(c, 0)]) != END_NONE):
                 return now
             watch = True
             need = head_need(c)

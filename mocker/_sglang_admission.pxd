@@ -26,6 +26,8 @@ cdef inline int64_t extra_tokens(SglangCore* c) noexcept nogil:
     return n
 
 
+cdef int64_t lowest_score(SglangCore* c) noexcept nogil
+cdef bint first_by_score(SglangCore* c, double now) noexcept nogil
 cdef void order_waiting(SglangCore* c) noexcept nogil
 cdef double reserved_output(SglangCore* c) noexcept nogil
 cdef int hopeless(SglangCore* c, SglRequest* r) noexcept nogil

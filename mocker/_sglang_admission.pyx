@@ -5,11 +5,12 @@ Answers to `scheduler/sglang/{policy,prefill}.rs`; the pass puts it together (`_
 
 Costs: budgets O(running requests), a chunk O(segments of its prompt), LPM O(segments of up to 128 waiting requests).
 """
-from libc.math cimport isnan
+from libc.math cimport INFINITY, isnan
 
 from mocker._common cimport (
-    END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, NIL, grown, int32_t, int64_t)
+    END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_HOOK, ERR_MEMORY, NIL, grown, int32_t, int64_t)
 from mocker._core cimport Admission
+from mocker._hooks cimport ring_to_front
 from mocker._radix cimport (
     radix_clear, radix_extend, radix_lock, radix_match, radix_match_pages, radix_path_slots, tokens_take)
 from mocker._sglang cimport Chunk, SglangCore, SglRequest
@@ -51,6 +52,55 @@ cdef void order_waiting(SglangCore* c) noexcept nogil:
         score[k], order[k] = value, slot
     for i in range(n):
         c.waiting[(c.waiting_head + i) & (c.waiting_cap - 1)] = order[i]
+
+
+cdef bint first_by_score(SglangCore* c, double now) noexcept nogil:
+    """Bring the waiting request with the lowest score to the front; false if none may go now, or the score failed.
+
+    A prompt that is being computed in chunks stays there, since it holds memory.
+    """
+    cdef int64_t i, best = NIL
+    cdef int64_t[9] facts
+    cdef double score, least = INFINITY
+    cdef int32_t slot
+    cdef SglRequest* r
+    if c.req[waiting_at(c, 0)].computed > 0:
+        return True
+    facts[7], facts[8] = c.n_running, (c.tree.available + c.tree.evictable) // c.page
+    for i in range(c.n_waiting):
+        slot = waiting_at(c, i)
+        r = &c.req[slot]
+        facts[0], facts[1] = r.id, <int64_t>((now - c.admission.wishes[slot].arrived) * 1000.0)
+        facts[2], facts[3] = r.prompt, radix_match_pages(&c.tree, &r.path, r.full) * c.page
+        facts[4], facts[5], facts[6] = r.gen, r.limit, c.admission.wishes[slot].priority
+        score = c.admission.score.ask(c.admission.score.context, facts)
+        if isnan(score):
+            c.error = ERR_HOOK
+            return False
+        if score < least:
+            best, least = i, score
+    if best > 0:
+        ring_to_front(c.waiting, c.waiting_head, c.waiting_cap, best)
+    c.put_off = best == NIL
+    return best != NIL
+
+
+cdef int64_t lowest_score(SglangCore* c) noexcept nogil:
+    """Place of the running request that the user's score retracts, or any if it failed."""
+    cdef int64_t i, best = 0
+    cdef int64_t[5] facts
+    cdef double score, least = 0.0
+    cdef SglRequest* r
+    for i in range(c.n_running):
+        r = &c.req[c.running[i]]
+        facts[0], facts[1], facts[2], facts[3], facts[4] = r.prompt, r.gen, r.limit, r.retractions, r.alloc // c.page
+        score = c.victim.ask(c.victim.context, facts)
+        if isnan(score):
+            c.error = ERR_HOOK
+            return best
+        if i == 0 or score < least or (score == least and r.gen < c.req[c.running[best]].gen):
+            best, least = i, score
+    return best
 
 
 # ---- budgets ----------------------------------------------------------------------------------------------------

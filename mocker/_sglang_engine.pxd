@@ -7,6 +7,7 @@ cdef class SglangEngine:
     cdef SglangCore c
     cdef int64_t next_event        # id of the next KV event
     cdef readonly int64_t worker_id
+    cdef readonly tuple hooks      # as of `EngineCore`
     cdef readonly object timing    # CompiledModel that is asked for times, or None
     cdef readonly object collector  # Collector that it writes into, or None
 

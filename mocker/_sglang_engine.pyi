@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._collect import Collector
+from ._hooks import ScoreHook
 from ._models import CompiledModel
 from ._paths import PathTable
 
@@ -18,10 +19,11 @@ class SglangEngine:
         conserve: bool, conservativeness: float, worker_type: int, speedup: float, decode_speedup: float,
         kv_bytes: float, kv_bandwidth: float, rates: Sequence[float], seed: int, real_tokens: bool, record: bool,
         capture: bool, worker_id: int,
-        timing: CompiledModel | None = None,
+        timing: CompiledModel | None = None, hooks: tuple[ScoreHook | None, ...] = ...,
     ) -> None: ...
     def submit(self, handle: int, tokens: NDArray[np.uint32], limit: int, plan: NDArray[np.uint32] | None, high: int,
                low: int, handoff: int = -1) -> int: ...
+    def prefer(self, slot: int, priority: int) -> None: ...
     def submit_row(self, paths: PathTable, row: int, prompt: int, limit: int) -> int: ...
     def collect(self, collector: Collector) -> None: ...
     def reserve(self, handle: int, tokens: NDArray[np.uint32], limit: int, plan: NDArray[np.uint32] | None, high: int,

@@ -9,8 +9,10 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from mocker._collect cimport Collector
-from mocker._common cimport ERR_MEMORY, ERR_OK, ERR_TIME, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
+from mocker._common cimport ERR_HOOK, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
+from mocker._engine cimport raise_score
 from mocker._hash cimport hash_blocks
+from mocker._hooks cimport hook_of, wish_note
 from mocker._kv cimport Event, Piece, path_reserve
 from mocker._models cimport CompiledModel, raise_time
 from mocker._paths cimport PathTable
@@ -62,13 +64,15 @@ cdef class SglangEngine:
         Log KV events.
     timing : CompiledModel, optional
         Asked how long passes take, in place of the polynomial.
+    hooks : tuple of ScoreHook or None
+        Scores of who is retracted and of who is admitted, see `mocker.hooks`.
     """
 
     def __cinit__(self, *, int64_t page, int64_t total, int64_t max_seqs, int64_t max_prefill, int64_t chunk,
                   int64_t clip, bint lpm, bint conserve, double conservativeness, int worker_type, double speedup,
                   double decode_speedup, double kv_bytes, double kv_bandwidth, rates, uint64_t seed, bint real_tokens,
                   bint record, bint capture, int64_t worker_id,
-                  CompiledModel timing=None):
+                  CompiledModel timing=None, hooks=(None, None)):
         cdef SglangCore* c = &self.c
         cdef int i
         c.page, c.total, c.max_seqs, c.max_prefill, c.chunk, c.clip = page, total, max_seqs, max_prefill, chunk, clip
@@ -87,7 +91,8 @@ cdef class SglangEngine:
         timing_init(&c.timing, total, 1, speedup, decode_speedup)
         if total > MEMO_TOKENS:
             c.timing.memo_most = 0
-        self.worker_id, self.timing = worker_id, timing
+        self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
+        c.victim, c.admission.score = hook_of(hooks[0]), hook_of(hooks[1])
         if timing is not None:
             timing_use(&c.timing, &timing.model)
 
@@ -99,6 +104,8 @@ cdef class SglangEngine:
             raise MemoryError("the engine ran out of memory")
         if self.c.error == ERR_TIME:
             raise_time(self.timing)
+        if self.c.error == ERR_HOOK:
+            raise_score(self.hooks)
         return 0
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit, const uint32_t[::1] plan,
@@ -110,7 +117,7 @@ cdef class SglangEngine:
         cdef int32_t slot = sgl_new(c, handle, prompt, limit)
         cdef SglRequest* r
         cdef void* moved
-        if slot < 0:
+        if slot < 0 or (c.admission.score.ask != NULL and not wish_note(&c.admission, slot, c.end_ms, 0)):
             raise MemoryError
         r = &c.req[slot]
         r.uuid[0], r.uuid[1] = high, low
@@ -169,11 +176,18 @@ cdef class SglangEngine:
         self.raise_error()
         return slot
 
+    def prefer(self, int32_t slot, int64_t priority):
+        """Tell the score of waiting requests, if there is one, a request's priority."""
+        if self.c.admission.score.ask != NULL:
+            self.c.admission.wishes[slot].priority = priority
+
     def submit_row(self, PathTable paths, int64_t row, int64_t prompt, int64_t limit):
         """Queue a request of a trace, whose pages are segments; its handle is its row. Returns its slot."""
         cdef SglangCore* c = &self.c
         cdef int32_t slot = sgl_new(c, row, prompt, limit)
-        if slot < 0 or paths.fill(&c.req[slot].path, row, c.req[slot].full) != ERR_OK:
+        if slot < 0 or (c.admission.score.ask != NULL and not wish_note(&c.admission, slot, c.end_ms, 0)):
+            raise MemoryError
+        if paths.fill(&c.req[slot].path, row, c.req[slot].full) != ERR_OK:
             raise MemoryError
         c.req[slot].own_key = c.next_own_key
         c.next_own_key += 1

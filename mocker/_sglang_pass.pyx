@@ -18,7 +18,8 @@ from mocker._common cimport (
 from mocker._radix cimport tokens_give, tokens_take
 from mocker._sglang cimport SGL_RETRACTED, SGL_RUNNING, SglangCore, SglRequest
 from mocker._sglang_admission cimport (
-    clipped, extra_tokens, hopeless, note_admission, note_chunk, order_waiting, paged, reserved_output, take_chunk)
+    clipped, extra_tokens, first_by_score, hopeless, lowest_score, note_admission, note_chunk, order_waiting, paged,
+    reserved_output, take_chunk)
 from mocker._sglang_events cimport abandon, cache_pages, evict
 from mocker._sglang_requests cimport (
     complete, give_up, indices, note, numbers, signal, waiting_at, waiting_pop, waiting_prepend)
@@ -65,6 +66,8 @@ cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
     room = c.tree.available + c.tree.evictable - extra_tokens(c)
     total = <double>(room if room > 0 else 0) - reserved_output(c)
     while n < places and c.n_waiting > 0:
+        if c.admission.score.ask != NULL and not first_by_score(c, now):
+            break
         slot = waiting_at(c, 0)
         r = &c.req[slot]
         if n == 0:
@@ -145,8 +148,8 @@ cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
         logical = actual - extra if actual > extra else 0
         if (actual >= needed and logical >= grow) or c.n_running <= 1:
             break
-        best = 0
-        for i in range(1, c.n_running):
+        best = 0 if c.victim.ask == NULL else lowest_score(c)
+        for i in range(1, c.n_running if c.victim.ask == NULL else 0):
             if c.req[c.running[i]].gen < c.req[c.running[best]].gen:
                 best = i
         slot = c.running[best]
@@ -296,6 +299,8 @@ cdef void end_stuck(SglangCore* c, bint same_ratio) noexcept nogil:
     c.dry += 1
     if c.count == 0 or c.n_held > 0 or c.n_reserved > 0 or (c.n_pending > 0 and c.record):
         return
+    if c.put_off:
+        return                                 # for as long as the user's score says so
     if c.admitted > 0 or c.preempted:
         patience = DRY_LIMIT + (2 * c.total // c.chunk if c.chunk > 0 else 0)
         if c.dry < patience:
@@ -324,7 +329,7 @@ cdef void run_pass(SglangCore* c, double now) noexcept nogil:
     c.completed = c.admitted = c.made = c.made_by = c.ended_used = c.held_used = c.notes_used = 0
     c.admissions_used = c.signals_used = c.chunks_used = c.lengths_used = 0
     c.batch = c.batch_isl = c.batch_prefix = c.hit_tokens = c.hit_total = 0
-    c.preempted = c.steady = False
+    c.preempted = c.steady = c.put_off = False
     promote_prebuilt(c, now)
     if c.lpm:
         order_waiting(c)

@@ -238,12 +238,12 @@ cdef object empty_engine(object like, int kind):
     """An engine of the same class and timing model, to be loaded."""
     common = {"max_seqs": 1, "worker_type": 0, "speedup": 1.0, "decode_speedup": 1.0, "kv_bytes": NAN,
               "kv_bandwidth": NAN, "rates": (), "seed": 0, "real_tokens": False, "record": False, "capture": False,
-              "worker_id": like.worker_id, "timing": like.timing}
+              "worker_id": like.worker_id, "timing": like.timing, "hooks": like.hooks}
     if kind == KIND_SGLANG:
         return SglangEngine(page=1, total=1, max_prefill=1, chunk=1, clip=1, lpm=False, conserve=False,
                             conservativeness=1.0, **common)
     common.update(block_size=1, num_blocks=1, max_tokens=1, caching=False, chunked=False, fifo=False, trtllm=False,
-                  token_seed=0, event_tokens=False, victim=like.victim)
+                  token_seed=0, event_tokens=False)
     if kind != KIND_RULES:
         return EngineCore(**common)
     ruled = RulesEngine(**common)
@@ -267,8 +267,8 @@ cdef RouterCore empty_router(RouterCore like):
     router_free(&made.r)
     memset(&made.r, 0, sizeof(Router))
     made.r.choose, made.r.estimate = like.r.choose, like.r.estimate
-    made.hook = like.hook
-    made.r.choose_context = <void*>made if like.hook is None else <void*>like.hook
+    made.hook, made.score = like.hook, like.score
+    made.r.choose_context = <void*>made if like.hook is None else <void*>&made.score
     made.r.estimate_context = <void*>made
     return made
 

@@ -23,7 +23,7 @@ from mocker._offload cimport must_wait
 from mocker._offload_pass cimport (
     UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_deadline, tiers_promote, tiers_wait)
 from mocker._requests cimport (
-    note, outgrown, preempt, request_end, signal, waiting_first, waiting_pop, waiting_remove)
+    note, outgrown, preempt, request_end, signal, waiting_first, waiting_next, waiting_pop, waiting_remove)
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
 from mocker._tokens cimport collect_ready, emit, emit_bursts
 from mocker._trtllm cimport trt_blocks, trt_fits
@@ -209,6 +209,13 @@ cdef bint gate(Core* c, Request* r, int64_t* cached) noexcept nogil:
     return need <= c.pool.capacity - c.pool.active
 
 
+cdef int64_t cached_prompt(void* core, void* request) noexcept nogil:
+    """Prompt tokens whose KV is there, for scores."""
+    cdef Request* r = <Request*>request
+    cdef int64_t ignored
+    return r.prompt if prebuilt(r) else cached_tokens(<Core*>core, r, &ignored)
+
+
 cdef void admit_waiting(Core* c, double now) noexcept nogil:
     """Phase B: waiting requests strictly in order, as long as they fit and there is budget to start them."""
     cdef int32_t slot
@@ -225,7 +232,7 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
         if c.n_running >= c.max_seqs:
             c.reason = STOP_SEQS
             return
-        slot = waiting_first(c)
+        slot = waiting_next(c)
         if slot == NIL:
             c.reason = STOP_EMPTY
             return
@@ -356,7 +363,8 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
         return now                             # every pass books what happens below
     if not c.steady or c.nextn or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
         return now
-    if c.n_waiting > 0 and (c.preempted or not (c.reason == STOP_WAIT or c.reason == STOP_SEQS)):
+    if c.n_waiting > 0 and (c.preempted or not (
+            c.reason == STOP_SEQS or (c.reason == STOP_WAIT and c.admission.score.ask == NULL))):
         return now
     k = (<int64_t>1) << 62
     steps = 0

@@ -112,6 +112,7 @@ cdef class Workers:
     cdef const int64_t[::1] strict
     cdef const int32_t[::1] policy       # [n] router queue class code
     cdef bint ranked                     # these three are set
+    cdef bint wishes                     # some engine has a score of who waits
     cdef readonly Recorder recorder
     cdef Timeline* timeline              # its; NULL: nobody records
     cdef readonly OffloadWorld offload   # tiers below the workers, or None
@@ -132,6 +133,7 @@ cdef class Workers:
     cdef bint submit(self, int64_t row, int64_t worker) noexcept nogil
     cdef bint submit_tokens(self, int64_t row, int64_t worker) noexcept with gil
     cdef int32_t form(self, int64_t row, int64_t worker, int64_t limit) noexcept nogil
+    cdef bint wish(self, int64_t row, int64_t worker, int32_t slot) noexcept nogil
     cdef int32_t form_tokens(self, int64_t row, int64_t worker, int64_t limit) noexcept with gil
     cdef void run_pass(self, int64_t worker, double now) noexcept nogil
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil

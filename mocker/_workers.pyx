@@ -14,6 +14,7 @@ from mocker._collect cimport Collector
 from mocker._common cimport END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint8_t
 from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
+from mocker._hooks cimport AdmissionHook, wish_note
 from mocker._kv cimport Pool
 from mocker._offload_engine cimport OffloadWorld
 from mocker._offload_pass cimport tiers_deadline, tiers_quiet
@@ -140,11 +141,13 @@ cdef class Workers:
         if self.kind == KIND_SGLANG:
             sglang = engine
             sglang.collect(self.collector)
+            self.wishes = self.wishes or sglang.c.admission.score.ask != NULL
             sglang.c.note_first = self.router is not None
             sglang.c.metrics = self.watch is not None
             self.cores[worker] = &sglang.c
         else:
             core = engine
+            self.wishes = self.wishes or core.c.admission.score.ask != NULL
             core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
             core.c.note_first = self.router is not None
             core.c.metrics = self.watch is not None
@@ -201,7 +204,7 @@ cdef class Workers:
         if self.paths is None:
             return self.submit_tokens(row, worker)
         slot = self.form(row, worker, self.limit[row])
-        if slot == NIL:
+        if slot == NIL or (self.wishes and not self.wish(row, worker, slot)):
             return False
         if self.kind == KIND_SGLANG:
             sgl_enqueue(<SglangCore*>self.cores[worker], slot)
@@ -244,6 +247,13 @@ cdef class Workers:
         c.req[slot].own_key = c.next_own_key
         c.next_own_key += 1
         return slot
+
+    cdef bint wish(self, int64_t row, int64_t worker, int32_t slot) noexcept nogil:
+        """Tell a score of waiting requests of a new one; false if memory is short."""
+        cdef AdmissionHook* h = (&(<SglangCore*>self.cores[worker]).admission if self.kind == KIND_SGLANG
+                                 else &(<Core*>self.cores[worker]).admission)
+        return h.score.ask == NULL or wish_note(
+            h, slot, self.arrived[row], self.priority[row] if self.ranked else 0)
 
     cdef int32_t form_tokens(self, int64_t row, int64_t worker, int64_t limit) noexcept with gil:
         """`form` for a request of real tokens. As in the reference, a planned answer is made to its end whatever the
@@ -333,11 +343,13 @@ cdef class Workers:
         try:
             prompt, plan = self.tokens(row)
             if self.kind == KIND_SGLANG:
-                (<SglangEngine>self.engines[worker]).submit(row, prompt, self.limit[row], plan, 0, row)
-                return True
+                slot = (<SglangEngine>self.engines[worker]).submit(row, prompt, self.limit[row], plan, 0, row)
+                return not self.wishes or self.wish(row, worker, slot)
             engine = self.engines[worker]
             slot = engine.submit(row, prompt, self.limit[row], plan, NIL)
         except MemoryError:
+            return False
+        if self.wishes and not self.wish(row, worker, slot):
             return False
         if engine.c.req[slot].limit < self.limit[row]:
             self.views[worker].clamped += 1

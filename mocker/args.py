@@ -14,12 +14,14 @@ from typing import Any
 from .engine_options import (
     OFFLOAD_FIELDS,
     SCHEDULER_FIELDS,
+    SCORES,
     ReasoningConfig,
     SglangArgs,
     TrtllmArgs,
     format_accept_rates,
     parse_accept_rates,
     scheduler_conflicts,
+    score_conflicts,
 )
 from .fields import (
     BOOL,
@@ -42,9 +44,9 @@ from .fields import (
     Int,
     Nested,
     Record,
+    ScoreValue,
     SettableField,
     TimingValue,
-    VictimValue,
     one_of,
     read_json,
     show,
@@ -163,8 +165,8 @@ class MockEngineArgs(Record):
         Admit a request only if its whole known sequence fits, not only its first chunk.
     timing_model : mocker.timing.TimingModel or path, optional
         How long passes take, in place of the polynomial; see :mod:`mocker.timing`.
-    victim_score : mocker.hooks.VictimScore or function, optional
-        Who is preempted, in place of `preemption_mode`; see :mod:`mocker.hooks`. The reference's vLLM scheduler only.
+    victim_score, admission_score : mocker.hooks.VictimScore, mocker.hooks.AdmissionScore or function, optional
+        Who is preempted, and which waiting request is admitted next; see :mod:`mocker.hooks`.
 
     Raises
     ------
@@ -281,7 +283,8 @@ class MockEngineArgs(Record):
     watermark = Field[float](Float(0.0, 1.0, below=True), "Part of the pool that an admission leaves free.")
     reserve_full_isl = Field[bool](BOOL, "A request is admitted only if its whole known sequence fits.")
     timing_model = Field[Any](TimingValue(), "How long passes take, in place of the polynomial.", nullable=True)
-    victim_score = Field[Any](VictimValue(), "Who is preempted, in place of preemption_mode.", nullable=True)
+    victim_score = Field[Any](ScoreValue("VictimScore", "five"), "Who is preempted.", nullable=True)
+    admission_score = Field[Any](ScoreValue("AdmissionScore", "nine"), "Who is admitted next.", nullable=True)
 
     def __init__(
         self,
@@ -355,6 +358,7 @@ class MockEngineArgs(Record):
         reserve_full_isl: bool = True,
         timing_model: Any = None,
         victim_score: Any = None,
+        admission_score: Any = None,
     ) -> None:
         self._init(locals())
 
@@ -373,10 +377,7 @@ class MockEngineArgs(Record):
                 if values[name]:
                     rule = f"{name} requires num_g2_blocks >= 1 (the tier is reached through host memory)"
                     problems.append((name, f"{rule}, got {name}={values[name]} without it"))
-        if values["victim_score"] is not None and (
-                values["engine_type"] != "vllm" or values["scheduler_rules"] != DEFAULT_SCHEDULER_RULES):
-            rule = f"victim_score is for engine_type='vllm' under scheduler_rules='{DEFAULT_SCHEDULER_RULES}'"
-            problems.append(("victim_score", f"{rule}; leave it out"))
+        problems += score_conflicts(values)
         return problems + cls._finish_accept_rates(values) + cls._finish_scheduler(values)
 
     @classmethod
@@ -509,17 +510,17 @@ class MockEngineArgs(Record):
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write.
 
-        ``scheduler_rules`` with what belongs to it, ``latency_…_ms``, ``timing_model`` and ``victim_score`` are left
-        out where they have their defaults, so that the form is the reference's. The last two are given by what they
-        show: they are not read back.
+        ``scheduler_rules`` with what belongs to it, ``latency_…_ms``, ``timing_model`` and the scores are left out
+        where they have their defaults, so that the form is the reference's. The last two are given by what they show:
+        they are not read back.
         """
         values = super().to_dict()
-        for name in (*SCHEDULER_FIELDS, *OFFLOAD_FIELDS, "timing_model", "victim_score"):
+        for name in (*SCHEDULER_FIELDS, *OFFLOAD_FIELDS, "timing_model", *SCORES):
             if values[name] == self._defaults[name]:
                 del values[name]
         if self.aic_backend is not None and self.blocks_by_default():
             values["num_gpu_blocks"] = None
-        for name in ("timing_model", "victim_score"):
+        for name in ("timing_model", *SCORES):
             if name in values:
                 values[name] = repr(values[name])
         return values

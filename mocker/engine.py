@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ._hooks import ScoreHook
     from .collector import TraceCollector
     from .sglang import SglangCore
 
@@ -246,6 +247,11 @@ class SchedulerState(Mapping["UUID", RequestState]):
         return len(self._owner._slots)
 
 
+def engine_hooks(args: MockEngineArgs) -> tuple[ScoreHook | None, ...]:
+    """Scores of the user's that an engine asks: who is preempted, who is admitted."""
+    return tuple(None if score is None else score.core() for score in (args.victim_score, args.admission_score))
+
+
 def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
     """Arguments of the compiled core that follow from `args` (everything but seeds and what to record).
 
@@ -268,7 +274,7 @@ def engine_settings(args: MockEngineArgs) -> dict[str, Any]:
         "kv_bytes": math.nan if args.kv_bytes_per_token is None else float(args.kv_bytes_per_token),
         "kv_bandwidth": math.nan if args.kv_transfer_bandwidth is None else args.kv_transfer_bandwidth,
         "rates": args.accept_rates() or [], "timing": engine_timing(args),
-        "victim": None if args.victim_score is None else args.victim_score.core(),
+        "hooks": engine_hooks(args),
     }
 
 
@@ -347,7 +353,7 @@ class VllmCore(HandoffCommands):
             A request with this UUID is alive; nothing is changed.
         """
         uuid = self._fresh_id(request)
-        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)))
+        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)), request)
         return uuid
 
     def _form(self, request: DirectRequest) -> tuple[int, NDArray[np.uint32], int, NDArray[np.uint32]]:
@@ -357,19 +363,20 @@ class VllmCore(HandoffCommands):
         return (self._next_handle, np.ascontiguousarray(request.tokens, np.uint32), min(limit, UNLIMITED),
                 _NO_TOKENS if plan is None else np.ascontiguousarray(plan, np.uint32))
 
-    def _store(self, uuid: UUID, slot: int) -> None:
+    def _store(self, uuid: UUID, slot: int, request: DirectRequest) -> None:
         self._ids[self._next_handle] = uuid
         self._slots[uuid] = self._next_handle, slot
         self._next_handle += 1
+        self._core.prefer(slot, request.priority)
 
     def _submit_source(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> None:
-        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)))
+        self._store(uuid, self._core.submit(*self._form(request), self._places.pop(uuid, -1)), request)
         self._core.mark_source(self._slots[uuid][1])
 
     def _reserve_slot(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> bool:
         slot = self._core.reserve(*self._form(request))
         if slot >= 0:
-            self._store(uuid, slot)
+            self._store(uuid, slot, request)
         return slot >= 0
 
     def _activate(self, uuid: UUID) -> None:

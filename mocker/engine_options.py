@@ -172,6 +172,9 @@ def format_accept_rates(rates: Sequence[float]) -> str:
     return ",".join(word[:-2] if word.endswith(".0") else word for word in words)
 
 
+SCORES = ("victim_score", "admission_score")
+"""Fields with functions of the user's, see :mod:`mocker.hooks`."""
+
 SCHEDULER_FIELDS = (
     "scheduler_rules",
     "vllm_scheduling_policy",
@@ -191,6 +194,21 @@ OFFLOAD_FIELDS = (
     "latency_g4_to_g2_ms",
 )
 """Settings of the storage tiers that the reference does not have."""
+
+
+def score_conflicts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Find scores of the user's that nobody would ask; arguments and result as of `scheduler_conflicts`."""
+    problems = []
+    if values["victim_score"] is not None and values["engine_type"] == "trtllm":
+        rule = "victim_score says who is preempted, and engine_type='trtllm' preempts nobody"
+        problems.append(("victim_score", f"{rule}; leave it out"))
+    if values["admission_score"] is not None and values["num_g2_blocks"] is not None:
+        rule = "admission_score and num_g2_blocks cannot be combined: requests wait for lower tiers in their order"
+        problems.append(("admission_score", f"{rule}; leave one of them out"))
+    if values["admission_score"] is not None and values["vllm_scheduling_policy"] == "priority":
+        rule = "admission_score and vllm_scheduling_policy='priority' both say who goes first"
+        problems.append(("admission_score", f"{rule}; the score is told the priority, leave the policy out"))
+    return problems
 
 
 def scheduler_conflicts(

@@ -212,16 +212,18 @@ class TimingValue(Check):
         raise self.refuse(value)
 
 
-class VictimValue(Check):
-    expects = "a function of five integers, or a mocker.hooks.VictimScore"
+class ScoreValue(Check):
+    def __init__(self, kind: str, integers: str) -> None:
+        self.kind, self.expects = kind, f"a function of {integers} integers, or a mocker.hooks.{kind}"
 
     def __call__(self, value: Any) -> Any:
-        from .hooks import VictimScore
+        from . import hooks
 
-        if isinstance(value, VictimScore):
+        kind = getattr(hooks, self.kind)
+        if isinstance(value, kind):
             return value
         try:
-            return VictimScore(value)
+            return kind(value)
         except TypeError as error:
             raise BadValue(("", str(error))) from None
 

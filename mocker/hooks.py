@@ -1,6 +1,6 @@
-"""Functions of your own inside the simulation: which worker gets a request, which request is preempted.
+"""Functions of your own inside the simulation: who gets a request, who is admitted, who is preempted.
 
-A score is a function of five integers; the candidate with the lowest one is taken. It may be
+A score is a function of five or nine integers; the candidate with the lowest one is taken. It may be
 
 - a Numba ``@cfunc("float64(int64, int64, int64, int64, int64)")``, a Cython function by its capsule in
   ``__pyx_capi__``, or an address: called without the GIL;
@@ -11,19 +11,19 @@ What a Python one raises comes out of the replay; a score that is NaN ends it wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ._hooks import ScoreHook
 from ._router import RouterCore
 from .router import RoutingPolicy
 from .timing import function_address
 
-__all__ = ["RoutingScore", "VictimScore"]
+__all__ = ["AdmissionScore", "RoutingScore", "VictimScore"]
 
 
-def _hook(what: str, function: Any) -> ScoreHook:
-    address = function_address(what, function, 5)
-    return ScoreHook(0 if address is None else address, function)
+def _hook(function: Any, numbers: int) -> ScoreHook:
+    address = function_address("the score", function, numbers)
+    return ScoreHook(0 if address is None else address, function, numbers)
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,33 @@ class RoutingScore(RoutingPolicy):
     kind = "function"
 
     def __post_init__(self) -> None:
-        _hook("the score", self.function)
+        _hook(self.function, 5)
 
     def core(self, block_size: int, workers: int, **options: Any) -> RouterCore:
         """Make the compiled router; see :meth:`mocker.router.RoutingPolicy.core`."""
         options["function"] = self.function if callable(self.function) else abs
         made = super().core(block_size, workers, **options)
-        made.use_score(_hook("the score", self.function))
+        made.use_score(_hook(self.function, 5))
         return made
 
 
 @dataclass(frozen=True)
-class VictimScore:
-    """Preempt the running request with the lowest score, of equal ones the newest.
+class EngineScore:
+    """A score that engines ask; see its subclasses."""
+
+    function: Any
+    numbers: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        self.core()
+
+    def core(self) -> ScoreHook:
+        """What an engine asks."""
+        return _hook(self.function, self.numbers)
+
+
+class VictimScore(EngineScore):
+    """Preempt (SGLang: retract) the running request with the lowest score, of equal ones the engine's own choice.
 
     As `MockEngineArgs(victim_score=...)`.
 
@@ -74,11 +88,27 @@ class VictimScore:
         It is not callable, or has another signature.
     """
 
-    function: Any
+    numbers = 5
 
-    def __post_init__(self) -> None:
-        _hook("the score", self.function)
 
-    def core(self) -> ScoreHook:
-        """What an engine asks."""
-        return _hook("the score", self.function)
+class AdmissionScore(EngineScore):
+    """Admit the waiting request with the lowest score, of equal ones the first; nobody while all scores are infinite.
+
+    As `MockEngineArgs(admission_score=...)`. Asked of everybody who waits, before each admission. If the one that is
+    taken does not fit, nobody is admitted in this pass: a score that returns infinity for those without room lets
+    others pass by.
+
+    Attributes
+    ----------
+    function : callable, Numba CFunc, capsule or int
+        Of (request: row of the workload, or an engine object's handle; microseconds since it arrived; prompt tokens;
+        of them cached here; tokens generated before it was preempted; tokens to generate; priority; requests running;
+        blocks that nobody holds).
+
+    Raises
+    ------
+    TypeError
+        It is not callable, or has another signature.
+    """
+
+    numbers = 9

@@ -19,7 +19,7 @@ from ._rules_engine import PassRecord, RulesEngine
 from .args import DEFAULT_SCHEDULER_RULES, FIELDS
 from .commands import SchedulerCommandEffects
 from .engine import UNLIMITED, AdmissionEvent, EnginePassResult, MockerMetrics, OutputSignal, VllmCore, engine_settings
-from .engine_options import scheduler_conflicts
+from .engine_options import scheduler_conflicts, score_conflicts
 from .timing import with_blocks
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def scheduler_options(args: MockEngineArgs, rules: str | SchedulerRules | None =
     values = {name: getattr(args, name) for name in FIELDS}
     values.update(vllm_scheduling_policy=scheduling_policy, long_prefill_token_threshold=threshold,
                   max_model_len=longest)
-    problems = scheduler_conflicts(values, vllm=switched, preset=chosen in _REAL)
+    problems = scheduler_conflicts(values, vllm=switched, preset=chosen in _REAL) + score_conflicts(values)
     if problems:
         raise ValueError("\n".join(text for _, text in problems))
     if switched and longest is None and not args.enable_chunked_prefill and args.max_num_batched_tokens is not None:

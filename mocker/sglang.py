@@ -16,7 +16,7 @@ from ._engine import TERMINAL_NAMES
 from ._sglang_engine import SglangEngine
 from .args import DirectRequest, MockEngineArgs, SglangArgs
 from .commands import HandoffCommands
-from .engine import UNLIMITED, EnginePassResult, MockerMetrics
+from .engine import UNLIMITED, EnginePassResult, MockerMetrics, engine_hooks
 from .timing import engine_timing, with_blocks
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def sglang_settings(args: MockEngineArgs) -> dict[str, Any]:
         "speedup": args.speedup_ratio, "decode_speedup": args.decode_speedup_ratio,
         "kv_bytes": math.nan if args.kv_bytes_per_token is None else float(args.kv_bytes_per_token),
         "kv_bandwidth": math.nan if args.kv_transfer_bandwidth is None else args.kv_transfer_bandwidth,
-        "rates": args.accept_rates() or [], "timing": engine_timing(args),
+        "rates": args.accept_rates() or [], "timing": engine_timing(args), "hooks": engine_hooks(args),
     }
 
 
@@ -168,7 +168,7 @@ class SglangCore(HandoffCommands):
             A request with this UUID is alive; nothing is changed.
         """
         uuid = self._fresh_id(request)
-        self._store(uuid, self._core.submit(*self._form(uuid, request)))
+        self._store(uuid, self._core.submit(*self._form(uuid, request)), request)
         return uuid
 
     def _form(self, uuid: UUID, request: DirectRequest) -> _Form:
@@ -178,10 +178,11 @@ class SglangCore(HandoffCommands):
                 _NO_TOKENS if plan is None else np.ascontiguousarray(plan, np.uint32), uuid.int >> 64,
                 uuid.int & (2**64 - 1))
 
-    def _store(self, uuid: UUID, slot: int) -> None:
+    def _store(self, uuid: UUID, slot: int, request: DirectRequest) -> None:
         self._ids[self._next_handle] = uuid
         self._slots[uuid] = self._next_handle, slot
         self._next_handle += 1
+        self._core.prefer(slot, request.priority)
 
     def _number(self, handoff: UUID) -> int:
         """Number of a hand-off for the compiled queue; the same as long as the queue may remember it."""
@@ -194,12 +195,12 @@ class SglangCore(HandoffCommands):
         return number
 
     def _submit_source(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> None:
-        self._store(uuid, self._core.submit(*self._form(uuid, request), self._number(handoff)))
+        self._store(uuid, self._core.submit(*self._form(uuid, request), self._number(handoff)), request)
 
     def _reserve_slot(self, uuid: UUID, request: DirectRequest, handoff: UUID) -> bool:
         slot = self._core.reserve(*self._form(uuid, request), self._number(handoff))
         if slot >= 0:
-            self._store(uuid, slot)
+            self._store(uuid, slot, request)
         return slot >= 0
 
     def drop_request(self, uuid: UUID) -> bool:

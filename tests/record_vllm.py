@@ -216,13 +216,13 @@ def record(s: dict, use_async: bool) -> list[dict | None]:
 # ---- the plain model on the same scenario
 
 
-def model_passes(s: dict, rules: dict[str, bool]) -> list[dict | None]:
-    """What `model.vllm_rules` does."""
+def model_passes(s: dict, rules: dict[str, bool], kind: type | None = None, **more: object) -> list[dict | None]:
+    """What `model.vllm_rules` does, or a subclass of its model that takes `more`."""
     from model.vllm_rules import RulesModel
 
-    model = RulesModel(rules, **{k: s[k] for k in ("block", "pool", "seqs", "budget", "chunked", "caching")},
-                       **{k: s[k] for k in ("fifo", "priority", "threshold", "max_model_len", "watermark", "gate")
-                          if k in s})
+    model = (kind or RulesModel)(
+        rules, **more, **{k: s[k] for k in ("block", "pool", "seqs", "budget", "chunked", "caching")},
+        **{k: s[k] for k in ("fifo", "priority", "threshold", "max_model_len", "watermark", "gate") if k in s})
     todo = sorted(s["reqs"], key=lambda r: r["pass"])
     ended = fed = 0
     passes: list[dict | None] = []

@@ -1,18 +1,28 @@
 """Scores of users: equal to built-in choices where they say the same, compiled and in Python; errors; copies."""
 from __future__ import annotations
 
+import importlib
+import os
 import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
 
 import numba
 import numpy as np
 import pytest
-from test_live import same, small, trace
+from test_live import disagg, same, small, trace
 
-from mocker import MockEngineArgs, open_simulation, simulate
-from mocker.hooks import RoutingScore, VictimScore
+from mocker import DirectRequest, MockEngineArgs, SglangArgs, create_engine_core, open_simulation, simulate
+from mocker.hooks import AdmissionScore, RoutingScore, VictimScore
 from mocker.router import Router
 
+ROOT = Path(__file__).resolve().parent.parent
 compiled = numba.cfunc("float64(int64, int64, int64, int64, int64)")
+compiled_nine = numba.cfunc("float64(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 
 
 def by_requests(worker, prompt, cached, requests, tokens):
@@ -31,7 +41,26 @@ def nothing(prompt, generated, limit, preemptions, blocks):
     return 0.0
 
 
+def in_order(request, us, prompt, cached, generated, limit, priority, running, free):
+    return 0.0
+
+
+def shortest(request, us, prompt, cached, generated, limit, priority, running, free):
+    return float(prompt - cached + 4 * limit)
+
+
+def patient(request, us, prompt, cached, generated, limit, priority, running, free):
+    """The longest wait first, at most four at a time, and nobody before 5 ms."""
+    return np.inf if running > 3 or us < 5000 else -float(us)
+
+
 TIGHT = {"num_gpu_blocks": 40, "max_num_seqs": 12}
+EAGER = SglangArgs(clip_max_new_tokens=1, schedule_conservativeness=0.0, conserve_slots=True)
+ENGINES = {
+    "vllm": {}, "fifo": {"preemption_mode": "fifo"}, "mtp": {"aic_nextn": 2, "aic_nextn_accept_rates": "0.7,0.5"},
+    "rules": {"scheduler_rules": "vllm-0.33"}, "late": {"scheduler_rules": "vllm-0.33-async"},
+    "sglang": {"engine": "sglang", "sglang": EAGER},
+}
 
 
 @pytest.mark.parametrize("kind", [compiled, lambda f: f, lambda f: compiled(f).address])
@@ -79,6 +108,91 @@ def test_copies_score_alike():
         same(copy.run().result(), whole)
 
 
+@pytest.mark.parametrize("name", [*ENGINES, "trtllm", "lpm"])
+def test_equal_scores_change_nothing(name):
+    common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
+    if name == "lpm":
+        common |= {"engine": "sglang", "sglang": SglangArgs(schedule_policy="lpm")}
+    scores = {"admission_score": compiled_nine(in_order)}
+    if name != "trtllm":
+        scores["victim_score"] = nothing
+    for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
+        plain = simulate(trace(4), extra_engine_args=small(**common), **more)
+        same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
+    if name in ("vllm", "sglang"):
+        pools = disagg(name)
+        scored = {k: v.replace(**scores) if k.endswith("args") else v for k, v in pools.items()}
+        same(simulate(trace(4), **scored), simulate(trace(4), **pools))
+
+
+@pytest.mark.parametrize("name", [*ENGINES, "trtllm"])
+def test_scores_do_not_depend_on_the_way_to_replay(name):
+    """Compiled and in Python, with and without fast-forward, in one go, in pieces and from a copy."""
+    common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
+    if name != "trtllm":
+        common["victim_score"] = oldest
+    results = []
+    for score in (shortest, patient):
+        args = small(**common, admission_score=score)
+        whole = simulate(trace(4), num_workers=2, extra_engine_args=args)
+        assert whole.report["completed_requests"] == len(trace(4))
+        same(simulate(trace(4), num_workers=2, extra_engine_args=args, fast_forward=False), whole)
+        same(simulate(trace(4), num_workers=2, extra_engine_args=args.replace(admission_score=compiled_nine(score)),
+                      fast_forward=False), whole)
+        sim = open_simulation(trace(4), num_workers=2, extra_engine_args=args)
+        sim.run_completions(20)
+        for copy in (sim, sim.fork(), pickle.loads(pickle.dumps(sim))):
+            same(copy.run().result(), whole)
+        results.append(whole.per_request["first_token_ms"])
+    assert (results[0] != results[1]).any()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_nobody_is_admitted_at_an_infinite_score(engine):
+    sim = simulate(trace(4), extra_engine_args=small(engine, admission_score=lambda *facts: np.inf))
+    assert sim.report["completed_requests"] == 0 and sim.report["stalled"]
+    sim = simulate(trace(4), extra_engine_args=small(
+        engine, admission_score=compiled_nine(lambda i, us, p, c, g, n, q, r, f: np.inf if i % 2 else 0.0)))
+    assert sim.report["completed_requests"] == (len(trace(4)) + 1) // 2
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_admission_is_told_priorities(engine):
+    told = []
+
+    def first(request, us, prompt, cached, generated, limit, priority, running, free):
+        told.append(priority)
+        return -float(priority)
+
+    core = create_engine_core(small(engine, max_num_seqs=1, admission_score=first))
+    for i in range(4):
+        core.receive(DirectRequest([i] * 8, 2, uuid=UUID(int=i), priority=i))
+    now, order = 0.0, []
+    while not core.is_empty():
+        result = core.execute_pass(now)
+        order += [event.uuid.int for event in result.admissions]
+        now = result.end_ms
+    assert order == [3, 2, 1, 0] and set(told) == {0, 1, 2, 3}
+    told.clear()
+    simulate(replace(trace(4), priority=np.arange(60, dtype=np.int32)),
+             extra_engine_args=small(engine, admission_score=first))
+    assert max(told) == 59
+
+
+def test_the_cython_example(tmp_path, monkeypatch):
+    """The `cython` block of docs/hooks.md compiles against the shipped declarations and scores victims."""
+    block = re.search(r"^```cython\n(.*?)^```$", (ROOT / "docs" / "hooks.md").read_text(), re.M | re.S).group(1)
+    (tmp_path / "fewest.pyx").write_text("# cython: language_level=3\n" + block)
+    build = "import Cython.Build, setuptools; setuptools.setup(ext_modules=Cython.Build.cythonize('fewest.pyx'))"
+    done = subprocess.run([sys.executable, "-c", build, "build_ext", "--inplace"], cwd=tmp_path, capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "CFLAGS": "-O0"})
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    fewest = importlib.import_module("fewest")
+    same(simulate(trace(4), extra_engine_args=small(**TIGHT, victim_score=fewest.address)),
+         simulate(trace(4), extra_engine_args=small(**TIGHT, victim_score=lambda *facts: facts[4])))
+
+
 def test_errors_come_out():
     def broken(*numbers):
         raise KeyError("mine")
@@ -89,8 +203,12 @@ def test_errors_come_out():
     for function, kind, message in [(broken, KeyError, "mine"), (nan, ValueError, "NaN")]:
         with pytest.raises(kind, match=message):
             simulate(trace(4), num_workers=2, router_mode=RoutingScore(function), extra_engine_args=small())
-        with pytest.raises(kind, match=message):
-            simulate(trace(4), extra_engine_args=small(**TIGHT, victim_score=function))
+        for more in (*ENGINES.values(), {"engine": "trtllm"}):
+            for score in ("victim_score", "admission_score"):
+                if score == "victim_score" and "trtllm" in more.values():
+                    continue
+                with pytest.raises(kind, match=message):
+                    simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
     three = numba.cfunc("float64(int64, int64, int64)")(lambda a, b, c: 0.0)
     for make in (RoutingScore, VictimScore):
         with pytest.raises(TypeError, match="must be a cfunc of float64"):
@@ -99,5 +217,12 @@ def test_errors_come_out():
             make("load")
     with pytest.raises(ValueError, match="victim_score"):
         MockEngineArgs(victim_score=3.5)
-    with pytest.raises(ValueError, match="victim_score is for engine_type='vllm'"):
-        MockEngineArgs(engine_type="sglang", victim_score=nothing)
+    with pytest.raises(TypeError, match="must be a cfunc of float64"):
+        AdmissionScore(compiled(nothing))
+    for arguments, message in [
+            ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
+            ({"num_g2_blocks": 10, "admission_score": in_order}, "cannot be combined"),
+            ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
+             "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:
+        with pytest.raises(ValueError, match=message):
+            MockEngineArgs(**arguments)

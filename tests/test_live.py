@@ -308,7 +308,8 @@ def test_every_owned_array_is_carried():
     carried = "".join(path.read_text() for path in package.glob("_carry_*.pyx"))
     for file, structures, borrowed in [
             ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog"}),
-            ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers", "victim_context"}),
+            ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers"}),
+            ("_hooks.pxd", ["AdmissionHook"], {"engine"}),
             ("_rules.pxd", ["Extra", "VllmRulesCore"], {"c"}), ("_radix.pxd", ["Map", "Node", "Radix"], set()),
             ("_sglang.pxd", ["SglRequest", "SglangCore"], {"rows", "gaps"}),
             ("_router.pxd", ["KeyTable", "Segment", "Ticket", "QueueClass", "Router"],

@@ -28,10 +28,11 @@ def arguments(s: dict, **more: object) -> MockEngineArgs:
         preemption_mode="fifo" if s.get("fifo") else "lifo", **more)
 
 
-def compiled_passes(s: dict, rules: str | SchedulerRules, **more: object) -> list[dict | None]:
+def compiled_passes(s: dict, rules: str | SchedulerRules, scores: dict | None = None,
+                    **more: object) -> list[dict | None]:
     """What the compiled core does with a scenario, in the form of the recordings; its books are checked every pass."""
     core = VllmRulesCore(
-        arguments(s), rules, scheduling_policy="priority" if s.get("priority") else "fcfs",
+        arguments(s, **(scores or {})), rules, scheduling_policy="priority" if s.get("priority") else "fcfs",
         long_prefill_token_threshold=s.get("threshold", 0), max_model_len=s.get("max_model_len"),
         watermark=s.get("watermark", 0.0), reserve_full_isl=s.get("gate", True), **more)
     todo = sorted(s["reqs"], key=lambda r: r["pass"])

@@ -38,9 +38,9 @@ def reduced(step: dict) -> dict:
         "hit": m["sglang_cache_hit_tokens"], "all": m["sglang_cache_total_tokens"]}
 
 
-def model_steps(script: dict) -> list[dict]:
+def model_steps(script: dict, model: SglangModel | None = None) -> list[dict]:
     """Passes of the plain model, as single-worker replay runs them."""
-    model = SglangModel(script["args"], script["worker_id"])
+    model = model or SglangModel(script["args"], script["worker_id"])
     pending, steps, now = list(script["steps"][0]["trace"]), [], 0.0
     while pending or not model.is_empty():
         if model.is_empty():

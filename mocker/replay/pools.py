@@ -285,7 +285,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if world is not None:
         cluster.set_offload(world)
     _look_below(router, world, args)
-    if router is not None or args.vllm_scheduling_policy == "priority":
+    if router is not None or args.vllm_scheduling_policy == "priority" or args.admission_score is not None:
         _set_ranks(cluster, router, workload.trace)
     _set_growing(cluster, workload, args, collector, limit)
     if workload.cancel_after is not None:
@@ -319,7 +319,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
         decode_router=second, kv_bytes=math.nan if timing[0] is None else float(timing[0]),
         bandwidth=math.nan if timing[1] is None else timing[1],
         full_prompt=prefill.kv_transfer_timing_mode == "full_prompt")
-    if first is not None:
+    if first is not None or prefill.admission_score is not None or decode.admission_score is not None:
         _set_ranks(cluster, first, workload.trace)
     _set_growing(cluster, workload, decode, collector, limit)
     if workload.cancel_after is not None:

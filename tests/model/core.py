@@ -379,7 +379,7 @@ class ModelCore:
         if self.args.trtllm or not self.running:
             return None
         order = self.running if self.args.fifo_preemption else self.running[::-1]
-        uuid = next((uuid for uuid in order if not self._must_wait(self.requests[uuid])), None)
+        uuid = self._victim([uuid for uuid in order if not self._must_wait(self.requests[uuid])])
         if uuid is None:
             return None
         self.running.remove(uuid)
@@ -392,6 +392,9 @@ class ModelCore:
         victim.sequence.allocated = 0
         self.waiting.insert(0, victim.uuid)
         return victim
+
+    def _victim(self, candidates: list[int]) -> int | None:
+        return candidates[0] if candidates else None
 
     def _free(self, request: Request, tokens: int) -> None:
         for block in request.sequence.held(tokens):

@@ -10,11 +10,12 @@ from .offload_core import OffloadCore, offload_config
 DEAD_END = 1024  # passes in a row without an output, an admission or time going on
 
 
-def run_script(script: dict, **additions: bool) -> dict:
-    """Result of `script`, whose steps are trace, run, now and submit. `additions` go to ModelCore."""
+def run_script(script: dict, kind: type[ModelCore] | None = None, **additions: object) -> dict:
+    """Result of `script`, whose steps are trace, run, now and submit, on a `kind` that takes `additions`."""
     try:
         tiers = offload_config(script["args"]) is not None
-        core = (OffloadCore if tiers else ModelCore)(script["args"], script.get("worker_id", 0), **additions)
+        kind = kind or (OffloadCore if tiers else ModelCore)
+        core = kind(script["args"], script.get("worker_id", 0), **additions)
     except ArgsError as error:
         return {"error": str(error)}
     collector = Collector()

@@ -284,7 +284,7 @@ class SglangModel:
         reserved = sum((min(r.left, self.clip) * self.ratio for r in self.running), 0.0)
         total = float(max(len(self.tree.free) + self.tree.evictable - self._extra(), 0)) - reserved
         prefill, chunks, admitted = self.max_prefill, self.chunk, []
-        while len(admitted) < self.max_seqs - len(self.running) and self.waiting:
+        while len(admitted) < self.max_seqs - len(self.running) and self.waiting and self._may_admit():
             r = self.waiting[0]
             extend = len(r.text) - len(r.slots)
             chunk = extend if extend <= self.chunk else min(self._floor(chunks), extend)
@@ -330,6 +330,13 @@ class SglangModel:
                         if kept[at + self.page - 1] != r.slots[at + self.page - 1]])
         self.tree.lock(r.node, -1)
 
+    def _may_admit(self) -> bool:
+        """Whether the head of the queue may be looked at."""
+        return True
+
+    def _victim(self) -> Request:
+        return min(self.running, key=lambda r: len(r.outputs))
+
     def _make_room(self) -> list[Request]:
         retracted = []
         while True:
@@ -338,7 +345,7 @@ class SglangModel:
             growth = sum(max(self._ceil(len(r.text) + 1) - r.reserved, 0) for r in self.running)
             if (actual >= len(self.running) and logical >= growth) or len(self.running) <= 1:
                 break
-            victim = min(self.running, key=lambda r: len(r.outputs))
+            victim = self._victim()
             self.running.remove(victim)
             self._free(victim.slots[victim.cached:])
             self.tree.lock(victim.node, -1)

@@ -224,7 +224,7 @@ class RulesModel:
                 break
 
     def _schedule_waiting(self) -> None:
-        while self.waiting and len(self.running) < self.seqs:
+        while self.waiting and len(self.running) < self.seqs and self._may_admit():
             request = self.waiting[0]
             if request.status == "waiting" and self._blocks(len(request)) > self.pool.capacity:
                 self._end(request, "rejected", self.late_out)
@@ -256,6 +256,10 @@ class RulesModel:
             self.admitted.append([request.uuid, cached])
             if self.batch[request] == 0 and self.budget == 0:
                 break
+
+    def _may_admit(self) -> bool:
+        """Whether the head of the queue may be looked at."""
+        return True
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block)
@@ -382,7 +386,7 @@ class RulesModel:
 
     def _preempt(self, victim: Request) -> None:
         at = self.running.index(victim)
-        if self.by_priority and at < self.place:
+        if (self.by_priority or not self.fifo) and at < self.place:
             self.place -= 1
         del self.running[at]
         if self.planning and victim in self.batch:  # what it had been given goes back

@@ -1,0 +1,88 @@
+"""Scores of users inside the engines: the compiled cores against the plain models, on random scripts."""
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from fuzz import compare
+from model import script as model_script
+from model.scored import ScoredCore, ScoredRules, ScoredSglang
+from model.scripts import FAMILIES, random_script
+from record_vllm import model_passes
+from runner import run_steps
+from test_rules import case, compiled_passes
+from test_sglang_golden import model_steps, reduced
+from test_sglang_golden import random_script as sglang_script
+
+from mocker import MockEngineArgs, create_engine_core
+from mocker.rules import SchedulerRules
+
+VICTIMS = [
+    None,
+    lambda prompt, generated, limit, preemptions, blocks: 0.0,
+    lambda prompt, generated, limit, preemptions, blocks: -blocks,
+    lambda prompt, generated, limit, preemptions, blocks: (7 * prompt + 3 * generated + preemptions) % 4,
+]
+ADMISSIONS = [
+    None,
+    lambda *facts: 0.0,
+    lambda row, us, prompt, cached, generated, limit, priority, running, free: prompt - cached,
+    lambda row, us, prompt, cached, generated, limit, priority, running, free:
+        math.inf if running and 3 * running > free else -generated,
+    lambda row, us, prompt, cached, generated, limit, priority, running, free: (5 * prompt + priority + free) % 3,
+]
+TIMED = [*ADMISSIONS, lambda row, us, *facts: -us, lambda row, us, *facts: (7 * row) % 5 + (us > 20_000)]
+
+
+def capped(script: dict) -> dict:
+    return {**script, "steps": [{"run": min(step["run"], 300)} if "run" in step else step for step in script["steps"]]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vllm_core(family):
+    preempted = 0
+    for seed in range(100):
+        rng, script = random.Random(seed), capped(random_script(family, seed))
+        try:
+            args = MockEngineArgs.from_json(json.dumps(script["args"]))
+        except ValueError:
+            continue
+        scores = {"victim": None if args.engine_type == "trtllm" else rng.choice(VICTIMS),
+                  "admission": rng.choice(TIMED)}
+        core = create_engine_core(args.replace(**{f"{k}_score": v for k, v in scores.items()}),
+                                  worker_id=script["worker_id"], capture_kv_events=True)
+        got = run_steps(core, script, True)
+        found = compare(got, model_script.run_script(script, ScoredCore, **scores))
+        assert found is None, f"{family} {seed}: {found}"
+        preempted += got["steps"][-1]["metrics"]["vllm_preemptions_total"] if got["steps"] else 0
+    assert preempted > 0 or family == "trtllm"
+
+
+def test_rules():
+    preempted = 0
+    for seed in range(160):
+        rng = random.Random(seed)
+        s, rules = case(seed)
+        scores = {"victim": rng.choice(VICTIMS), "admission": None if s["priority"] else rng.choice(ADMISSIONS)}
+        got = compiled_passes(s, SchedulerRules(**rules), {f"{k}_score": v for k, v in scores.items()})
+        assert got == model_passes(s, rules, ScoredRules, **scores), f"seed {seed}, rules {rules}"
+        preempted += sum(len(p["preempt"]) for p in got if p)
+    assert preempted > 0
+
+
+def test_sglang():
+    retracted = 0
+    for seed in range(100):
+        rng, script = random.Random(seed), sglang_script(seed)
+        scores = {"victim": rng.choice(VICTIMS), "admission": rng.choice(TIMED)}
+        args = MockEngineArgs.from_json(json.dumps(script["args"]))
+        core = create_engine_core(args.replace(**{f"{k}_score": v for k, v in scores.items()}), capture_kv_events=True)
+        steps = run_steps(core, script, True)["steps"]
+        if any(token is None for step in steps for _, token, *_ in step["output"]):
+            continue                           # somebody could not go on: the model has no end
+        want = model_steps(script, ScoredSglang(script["args"], **scores))
+        assert [reduced(step) for step in steps] == want, f"seed {seed}"
+        retracted += core.state.counts["preemptions"]
+    assert retracted > 0
