@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import mocker
@@ -124,6 +125,8 @@ def test_trace_defaults(stand):
         "compat": None,
         "progress": None,
         "recording": None,
+        "exact_gaps": None,
+        "stream_to": None,
         "threads": 1,
     }
 
@@ -262,6 +265,11 @@ def test_scheduler_rules_are_those_of_the_engine():
         ("trace.jsonl --per-request r.txt", ["--per-request r.txt", ".jsonl, .jsonl.gz, .csv, .csv.gz, .parquet"]),
         ("trace.jsonl --timeseries r.jsonl", ["--timeseries r.jsonl", ".csv, .csv.gz, .parquet"]),
         ("trace.jsonl --trace-out r.txt", ["--trace-out r.txt", ".json, .json.gz"]),
+        ("trace.jsonl --stream-to r.csv", ["--stream-to r.csv", ".jsonl, .parquet"]),
+        ("trace.jsonl --stream-to trace.jsonl", ["--stream-to trace.jsonl is the file of the trace"]),
+        ("trace.jsonl --stream-to s.jsonl --per-request r.csv --timeseries t.csv",
+         ["--stream-to keeps no columns of requests; drop --per-request, --timeseries"]),
+        ("trace.jsonl --exact-gaps 0", ["--exact-gaps", "at least 1, got 0"]),
         ("trace.jsonl --trace-window 5", ["--trace-window 5", "START:END"]),
         ("trace.jsonl --trace-window 5:5", ["--trace-window 5:5", "after the start"]),
         ("trace.jsonl --per-request .", ["--per-request . is a folder"]),
@@ -352,7 +360,6 @@ def test_report_json_folder(stand):
 
 
 def test_per_request_files(stand, capsys):
-    pq = pytest.importorskip("pyarrow.parquet")
     assert run("trace.jsonl", "--report-jsonl", "ended.jsonl", "--per-request", "all.jsonl.gz") == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-2:] == ["Saved per-request records to: ended.jsonl", "Saved per-request records to: all.jsonl.gz"]
@@ -632,6 +639,24 @@ def test_real_trace_with_a_bad_line(real, capsys):
     assert "bad.jsonl" in err
     assert "2" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_real_stream(real, capsys, name):
+    """The rows are all there, twice over, and the report is that of a replay which keeps them."""
+    assert run(*SYNTHETIC, "--report-json", "whole.json") == 0
+    for _ in range(2):
+        assert run(*SYNTHETIC, "--report-json", "r.json", "--stream-to", name, "--exact-gaps", "1000") == 0
+        assert f"Saved requests as they ended to: {name}" in capsys.readouterr().out
+        rows = ([json.loads(line) for line in Path(name).read_text().splitlines()] if name.endswith("l")
+                else pq.read_table(name).to_pylist())
+        assert sorted(row["row"] for row in rows) == [0, 1, 2]
+    whole, got = json.loads(Path("whole.json").read_text()), json.loads(Path("r.json").read_text())
+    exact = [k for k in whole if not k.startswith(("wall_", "processed_", "mean_", "std_"))]
+    assert {k: got[k] for k in exact} == {k: whole[k] for k in exact} and set(got) == set(whole)
+    assert got["mean_e2e_latency_ms"] == pytest.approx(whole["mean_e2e_latency_ms"])
+    assert run(*SYNTHETIC, "--report-json", "r.json", "--exact-gaps", "1") == 0
+    assert "itl" in str(json.loads(Path("r.json").read_text())["sketched"])
 
 
 def test_real_goodput(real, capsys):

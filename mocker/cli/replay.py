@@ -131,6 +131,8 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
             progress=progress,
             threads=args.threads,
             recording=_recording(args),
+            exact_gaps=args.exact_gaps,
+            stream_to=args.stream_to,
         )
 
 
@@ -139,6 +141,8 @@ def _write_results(args: argparse.Namespace, simulation: Simulation, saved: list
     saved.append(("full report", write_report_json(simulation.report, args.report_json)))
     if args.report_jsonl is not None:
         saved.append(("per-request records", simulation.write_report_jsonl(args.report_jsonl)))
+    if args.stream_to is not None:
+        saved.append(("requests as they ended", Path(args.stream_to)))
     if args.per_request is not None:
         name = args.per_request
         table = not name.endswith((".jsonl", ".jsonl.gz"))

@@ -17,6 +17,7 @@ from .unsupported import UNSUPPORTED
 PER_REQUEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 TRACE_OUT_SUFFIXES = (".json", ".json.gz")
 TIMESERIES_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+STREAM_SUFFIXES = (".jsonl", ".parquet")
 
 ROUTER_MODES = (
     "round_robin", "kv_router", "random", "least_requests", "least_tokens", "power_of_two", "prefix_affinity",
@@ -136,6 +137,10 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
         "one JSON object for each request that ended (trace files only; .gz compresses)",
     )
     text(group, "--per-request", "FILE", f"all requests in trace order ({', '.join(PER_REQUEST_SUFFIXES)})")
+    streamed = f"requests as they end, then not kept in memory ({', '.join(STREAM_SUFFIXES)}: a folder)"
+    text(group, "--stream-to", "FILE", streamed)
+    bounded = "token gaps to keep for exact percentiles, and with --stream-to latencies; beyond it a sketch"
+    count(group, "--exact-gaps", 1, bounded)
     text(group, "--report-html", "FILE", "one page with tables and charts, to open without network")
     text(group, "--timeseries", "FILE", f"what each worker does over time ({', '.join(TIMESERIES_SUFFIXES)})")
     interval = "time that a row of --timeseries stands for, at first"
@@ -213,6 +218,11 @@ def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
             parser.error(f"{flag} needs a trace file{remedy}")
     if args.report_jsonl is not None and args.replay_mode != "offline":
         parser.error("--report-jsonl needs --replay-mode offline")
+    if args.stream_to is not None:
+        columns = ("--report-jsonl", "--per-request", "--report-html", "--timeseries", "--trace-out")
+        clash = [flag for flag in columns if getattr(args, dest(flag)) is not None]
+        if clash:
+            parser.error(f"--stream-to keeps no columns of requests; drop {', '.join(clash)}")
     if args.planner_config is not None:
         if args.replay_mode != "offline":
             parser.error("--planner-config needs --replay-mode offline")
@@ -238,12 +248,13 @@ def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         if not os.path.exists(name):
             parser.error(f"trace file {name} does not exist")
         owners[os.path.realpath(name)] = "the trace"
-    for flag in ("--report-json", "--report-jsonl", "--per-request", "--report-html", "--timeseries", "--trace-out"):
+    for flag in ("--report-json", "--report-jsonl", "--per-request", "--report-html", "--timeseries", "--trace-out",
+                 "--stream-to"):
         name = getattr(args, dest(flag))
         if name is None and flag != "--report-json":
             continue
         path = Path(os.path.realpath(name or "."))
-        if path.is_dir() and flag != "--report-json":
+        if path.is_dir() and flag != "--report-json" and not (flag == "--stream-to" and name.endswith(".parquet")):
             parser.error(f"{flag} {name} is a folder; name a file")
         if path.exists() and not path.is_file() and not path.is_dir():
             continue  # a pipe or a device
@@ -255,7 +266,7 @@ def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
             reason = "no permission for that folder" if folder.is_dir() else "not a folder"
             parser.error(f"{flag}{f' {name}' if name else ''} cannot be written: {folder}: {reason}")
     for flag, suffixes in (("--per-request", PER_REQUEST_SUFFIXES), ("--timeseries", TIMESERIES_SUFFIXES),
-                           ("--trace-out", TRACE_OUT_SUFFIXES)):
+                           ("--trace-out", TRACE_OUT_SUFFIXES), ("--stream-to", STREAM_SUFFIXES)):
         name = getattr(args, dest(flag))
         if name is None:
             continue
