@@ -12,10 +12,11 @@ import numpy as np
 from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector, Gaps
 from mocker._common cimport END_CANCELED, END_NONE, NIL, int32_t, int64_t
-from mocker._core cimport Core
+from mocker._core cimport Core, Request
 from mocker._disagg cimport DisaggCluster
 from mocker._heap cimport Heap, heap_push
-from mocker._sglang cimport SglangCore
+from mocker._radix cimport radix_match_pages
+from mocker._sglang cimport SglangCore, SglRequest
 from mocker._workers cimport KIND_SGLANG
 
 WORKER = np.dtype([
@@ -25,6 +26,12 @@ WORKER = np.dtype([
 """State of a worker: role 0 prefill, 1 decode or both; life 0 starting, 1 active, 2 draining, 3 gone; busy: in a pass,
 which ends at `pass_end_ms`; requests running and waiting; KV blocks (SGLang: pages) that requests hold, cached ones
 without a holder, all; passes and preemptions since the start."""
+
+
+WAITING = np.dtype([("row", np.int64), ("prompt_tokens", np.int64), ("cached_tokens", np.int64),
+                    ("generated", np.int64), ("limit", np.int64)])
+"""A waiting request: its row, prompt tokens and those cached at its worker, tokens made before it was preempted, tokens
+to make."""
 
 
 cdef packed struct WorkerState:
@@ -169,6 +176,32 @@ def look(Cluster c, WorkerState[::1] out):
         s.running, s.waiting = k.n_running, k.n_waiting + k.n_pending + k.n_reserved
         s.used, s.cached, s.capacity = k.pool.active, k.pool.inactive, k.pool.capacity
         s.passes, s.preemptions = k.passes, k.preemptions
+
+
+def waiting(Cluster c, int64_t worker):
+    """Requests that wait at a worker, in the order of its queue, as an array of `WAITING`."""
+    cdef Core* k
+    cdef Request* r
+    cdef SglangCore* g
+    cdef SglRequest* q
+    cdef int64_t i
+    cdef int32_t slot
+    rows = []
+    if c.cores[worker] == NULL:
+        return np.zeros(0, WAITING)
+    if c.kind == KIND_SGLANG:
+        g = <SglangCore*>c.cores[worker]
+        for i in range(g.n_waiting):
+            q = &g.req[g.waiting[(g.waiting_head + i) & (g.waiting_cap - 1)]]
+            rows.append((q.id, q.prompt, radix_match_pages(&g.tree, &q.path, q.full) * g.page, q.gen, q.limit))
+        return np.array(rows, WAITING)
+    k = <Core*>c.cores[worker]
+    for i in range(k.waiting_places):
+        slot = k.waiting[(k.waiting_head + i) & (k.waiting_cap - 1)]
+        if slot >= 0:
+            r = &k.req[slot]
+            rows.append((r.id, r.prompt, k.admission.cached(k.admission.engine, r), r.gen, r.limit))
+    return np.array(rows, WAITING)
 
 
 def counts(Cluster c):

@@ -1,7 +1,8 @@
-"""Gymnasium environments of a simulated cluster: choose a worker for each request, or the number of workers.
+"""Gymnasium environments of a simulated cluster: choose a worker for each request, who goes first, how many workers.
 
-Needs the extra `gym`. `RoutingEnv` asks at every arrival, `ScalingEnv` after every interval; `ThreadedVectorEnv` steps
-many of them at once, since simulations run without the GIL. See docs/embedding.md.
+Needs the extra `gym`. `RoutingEnv` asks at every arrival, `SchedulingEnv` at every pass for which requests wait,
+`ScalingEnv` after every interval; `ThreadedVectorEnv` steps many of them at once, since simulations run without the
+GIL. See docs/embedding.md.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .args import MockEngineArgs
 from .replay.live import RunningSimulation, open_simulation
 from .router import RequestView, WorkerView
 from .simulation import Simulation
@@ -24,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError("mocker.gym needs Gymnasium: pip install 'mocker-llm[gym]'") from error
 
-__all__ = ["RoutingEnv", "ScalingEnv", "ThreadedVectorEnv"]
+__all__ = ["RoutingEnv", "ScalingEnv", "SchedulingEnv", "ThreadedVectorEnv"]
 
 Observation = NDArray[np.float32]
 MOST = 1e6                         # of an observation
@@ -32,7 +34,7 @@ Made = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 class _Env(gymnasium.Env[Observation, np.int64]):
-    """What both have in common: the simulation, and what its requests are worth."""
+    """What they have in common: the simulation, and what its requests are worth."""
 
     metadata: dict[str, Any] = {"render_modes": []}
 
@@ -159,6 +161,99 @@ class RoutingEnv(_Env):
             self._until(self._at)
         good, late = self._good()
         return self._observe(), float(good - late), over, False, {}
+
+
+class SchedulingEnv(_Env):
+    """Choose which waiting request is admitted first, or that none is, before each pass of a worker where some wait.
+
+    Observation (float32, shape (4 + 4 * candidates,)): requests running at the worker (share of `max_num_seqs`),
+    blocks that nobody holds (share of its pool), requests that wait there (share of `candidates`), prompt tokens that
+    wait there (share of `max_num_batched_tokens`); then of each of the first `candidates` of its queue seconds since
+    it arrived, prompt tokens (share of `max_num_batched_tokens`), those cached (share of the prompt) and tokens to make
+    (thousands). Action: the place in the queue of the one that goes first, the others follow in order; `candidates`:
+    nobody is admitted in this pass. A place where nobody waits is the first. Reward: first tokens since the last step
+    within `ttft_ms`, less those that came later; at the end also less requests that got none.
+
+    Parameters
+    ----------
+    workload : path, Trace or SyntheticSpec
+    candidates : int
+        At least 1.
+    ttft_ms : float
+    **arguments
+        As of `mocker.simulate`, for one pool.
+    """
+
+    def __init__(self, workload: Any, *, candidates: int = 8, ttft_ms: float = 1000.0, **arguments: Any) -> None:
+        super().__init__(workload, ttft_ms, arguments)
+        if candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {candidates}")
+        if arguments.get("prefill_engine_args") is not None:
+            raise ValueError("SchedulingEnv does not take prefill_engine_args")
+        given = arguments.get("extra_engine_args")
+        if given is not None and given.admission_score is not None:
+            raise ValueError("SchedulingEnv is the admission_score; leave it out")
+        self._args = (MockEngineArgs() if given is None else given).replace(admission_score=self._score)
+        self._k = candidates
+        self._first, self._nobody, self._worker = -1, False, -1
+        self.action_space = spaces.Discrete(candidates + 1)
+        self.observation_space = spaces.Box(0.0, MOST, (4 + 4 * candidates,), np.float32)
+
+    def _score(self, request: int, *facts: int) -> float:
+        return np.inf if self._nobody else float(request != self._first)
+
+    def _open(self) -> RunningSimulation:
+        return open_simulation(self.workload, **{**self.arguments, "extra_engine_args": self._args})
+
+    def _start(self) -> None:
+        self._first, self._nobody = -1, False
+        self._onwards()
+
+    def _onwards(self) -> None:
+        """To just before the next pass of a worker where requests wait, or to the end."""
+        sim = self._sim
+        while sim.step():
+            state, at = sim.workers, sim.next_ms
+            begins = np.where(state["busy"] != 0, state["pass_end_ms"], at)
+            asked = np.flatnonzero((state["waiting"] > 0) & (begins <= at))
+            if len(asked):
+                self._worker, self._queue = int(asked[0]), sim.waiting(int(asked[0]))
+                return
+            self._first, self._nobody = -1, False
+        self._worker = -1
+
+    def _observe(self) -> Observation:
+        out = np.zeros((1 + self._k, 4), np.float32)
+        if self._worker < 0:
+            return out.ravel()
+        sim, queue, k = self._sim, self._queue, self._k
+        state, budget = sim.workers[self._worker], self._args.max_num_batched_tokens or 8192
+        out[0] = (state["running"] / (self._args.max_num_seqs or 256),
+                  1.0 - state["used_blocks"] / max(state["capacity_blocks"], 1),
+                  len(queue) / k, queue["prompt_tokens"].sum() / budget)
+        first = queue[:k]
+        waited = sim.now_ms - sim.columns["arrival_ms"][first["row"]]
+        out[1:len(first) + 1, 0] = np.maximum(waited, 0.0) / 1000.0
+        out[1:len(first) + 1, 1] = first["prompt_tokens"] / budget
+        out[1:len(first) + 1, 2] = np.minimum(first["cached_tokens"] / np.maximum(first["prompt_tokens"], 1), 1.0)
+        out[1:len(first) + 1, 3] = first["limit"] / 1000.0
+        return np.clip(out.ravel(), 0.0, MOST)
+
+    def step(self, action: np.int64) -> Made:
+        """Let the pass begin, and go on to the next one for which requests wait."""
+        sim = self._sim
+        if self._worker < 0:
+            raise RuntimeError("the episode is over; call reset()")
+        if not self.action_space.contains(np.int64(action)):
+            raise ValueError(f"action must be from 0 to {self._k}, got {action!r}")
+        place = int(action)
+        self._nobody = place == self._k
+        self._first = int(self._queue["row"][place if place < len(self._queue) else 0])
+        self._onwards()
+        good, late = self._good()
+        if self._worker < 0:
+            late += int(np.count_nonzero(np.isnan(sim.columns["first_token_ms"])))
+        return self._observe(), float(good - late), self._worker < 0, False, {"worker": self._worker}
 
 
 class ScalingEnv(_Env):

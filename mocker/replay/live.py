@@ -356,6 +356,19 @@ class RunningSimulation:
         _live.look(self._cluster, self._state)
         return self._state
 
+    def waiting(self, worker: int) -> NDArray[np.void]:
+        """Requests that wait at a worker, in the order of its queue: `row`, `prompt_tokens`, of them `cached_tokens`,
+        `generated` (if it was preempted) and `limit`.
+
+        Raises
+        ------
+        ValueError
+            There is no such worker.
+        """
+        if not 0 <= worker < _live.counts(self._cluster)[0]:
+            raise ValueError(f"there is no worker {worker}; workers are 0 to {_live.counts(self._cluster)[0] - 1}")
+        return _live.waiting(self._cluster, worker)
+
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """What is known of each row, as read-only views of the simulation's own memory: no copies.
