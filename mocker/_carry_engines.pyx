@@ -7,6 +7,8 @@ from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Core, Request, Signal, Work
 from mocker._hooks cimport AdmissionHook, Hook, Wish
 from mocker._kv cimport Event, Path, Piece, Pool, Run
+from mocker._kv_ranked cimport pool_rank
+from mocker._ranks cimport Freed, Rank, Ranks
 from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
 from mocker._timing cimport Model, Timing
 
@@ -27,6 +29,12 @@ cdef void timing_carry(Carrier* io, Timing* t) noexcept nogil:
         t.memo = 0
 
 
+cdef void ranks_carry(Carrier* io, Ranks* r) noexcept nogil:
+    carry_array(io, <void**>&r.of, r.cap, r.cap, sizeof(Rank))
+    carry_array(io, <void**>&r.heap, r.heap_used, r.heap_cap, sizeof(int32_t))
+    carry_array(io, <void**>&r.freed, 0, r.freed_cap, sizeof(Freed))
+
+
 cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
     cdef int64_t places = <int64_t>p.table_mask + 1
     carry_array(io, <void**>&p.runs, p.runs_used, p.runs_cap, sizeof(Run))
@@ -37,6 +45,7 @@ cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
     carry_array(io, <void**>&p.pieces, p.pieces_used, p.pieces_cap, sizeof(Piece))
     carry_array(io, <void**>&p.event_tokens, p.event_tokens_used, p.event_tokens_cap, sizeof(uint32_t))
     carry_array(io, <void**>&p.evicted, p.evicted_used, p.evicted_cap, sizeof(Piece))
+    ranks_carry(io, &p.ranks)
 
 
 cdef void wishes_carry(Carrier* io, AdmissionHook* h, AdmissionHook* before) noexcept nogil:
@@ -52,10 +61,11 @@ cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     cdef Rows* rows = c.rows
     cdef Gaps* gaps = c.gaps
     cdef Model* model = c.timing.model
-    cdef Hook victim = c.victim
+    cdef Hook victim = c.victim, eviction = c.pool.ranks.score
     cdef AdmissionHook admission = c.admission
     carry(io, c, sizeof(Core))
     c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
+    pool_rank(&c.pool, eviction, &c.last_start)
     wishes_carry(io, &c.admission, &admission)
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))
     if c.req == NULL:

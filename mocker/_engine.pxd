@@ -12,7 +12,7 @@ cdef class EngineCore:
     cdef readonly int64_t worker_id
     cdef readonly object timing    # CompiledModel that is asked for times, or None
     cdef readonly object tiers     # OffloadTiers, or None
-    cdef readonly tuple hooks      # scores of (who is preempted, who is admitted): ScoreHook or None
+    cdef readonly tuple hooks      # scores of (who is preempted, who is admitted, what is evicted), or None
 
     cdef int32_t load(self, int64_t handle, const uint32_t[::1] tokens, int64_t limit,
                       const uint32_t[::1] plan) except -1

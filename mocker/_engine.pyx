@@ -17,8 +17,10 @@ from mocker._handoff cimport (
 from mocker._hash cimport hash_blocks
 from mocker._hooks cimport ScoreHook, hook_of, wish_note
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
+from mocker._kv_ranked cimport pool_rank
 from mocker._models cimport CompiledModel, raise_time
 from mocker._offload cimport Offload, offload_error
+from mocker._ranks cimport ranks_init
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init, timing_use
@@ -67,14 +69,14 @@ cdef class EngineCore:
     timing : CompiledModel, optional
         Asked how long passes take, in place of the polynomial.
     hooks : tuple of ScoreHook or None
-        Scores of who is preempted and of who is admitted, see `mocker.hooks`.
+        Scores of who is preempted, who is admitted and what is evicted, see `mocker.hooks`.
     """
 
     def __cinit__(self, *, int64_t block_size, int64_t num_blocks, int64_t max_seqs, int64_t max_tokens, bint caching,
                   bint chunked, bint fifo, bint trtllm, int worker_type, double speedup, double decode_speedup,
                   double kv_bytes, double kv_bandwidth, rates, uint64_t seed, uint64_t token_seed, bint real_tokens,
                   bint record, bint capture, bint event_tokens, int64_t worker_id,
-                  CompiledModel timing=None, hooks=(None, None)):
+                  CompiledModel timing=None, hooks=(None, None, None)):
         cdef Core* c = &self.c
         cdef int i
         c.block_size, c.mask, c.shift = block_size, block_size - 1, block_size.bit_length() - 1
@@ -90,9 +92,11 @@ cdef class EngineCore:
         c.real_tokens, c.record, c.metrics = real_tokens, record, record
         c.tokens_per_block = <int32_t>block_size if event_tokens and caching else 0
         if (core_init(c) != ERR_OK
-                or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK):
+                or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
+                or (hooks[2] is not None and ranks_init(&c.pool.ranks, num_blocks) != ERR_OK)):
             raise MemoryError
         timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup)
+        pool_rank(&c.pool, hook_of(hooks[2]), &c.last_start)
         self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
         c.victim, c.admission.score = hook_of(hooks[0]), hook_of(hooks[1])
         c.admission.cached, c.admission.engine = cached_prompt, c
@@ -435,6 +439,12 @@ cdef class EngineCore:
                                  f"{active} + {partial} and {inactive}")
         if not 0 <= c.pool.active + c.pool.inactive <= c.pool.capacity:
             raise AssertionError(f"{c.pool.active} active and {c.pool.inactive} inactive of {c.pool.capacity} blocks")
+        for slot in range(c.pool.ranks.heap_used):
+            at = c.pool.ranks.heap[slot]
+            if c.pool.ranks.of[at].place != slot:
+                raise AssertionError(f"segment {c.pool.runs[at].key}: misplaced in the order of eviction")
+            if c.pool.runs[at].ref == 0:
+                inactive -= c.pool.runs[at].end - c.pool.runs[at].start
         at, prev = c.pool.oldest, NIL
         while at != NIL:
             run = &c.pool.runs[at]

@@ -3,6 +3,7 @@
 # is a stretch of one segment's resident blocks that have the same holders.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._offload_tiers cimport Catalog
+from mocker._ranks cimport Ranks
 
 
 cdef struct Run:
@@ -49,6 +50,11 @@ cdef struct Pool
 ctypedef bint (*RoomMaker)(Pool*, int64_t) noexcept nogil
 
 
+cdef struct Ranked:                # what is done another way with a score of what is evicted, see `_kv_ranked`
+    void (*release)(Pool* p, Path* path, int32_t full) noexcept nogil
+    void (*evict)(Pool* p, int64_t count) noexcept nogil
+
+
 cdef struct Pool:
     int64_t capacity               # blocks in all
     int64_t active                 # blocks held by requests (partial ones included)
@@ -86,6 +92,8 @@ cdef struct Pool:
     int64_t evicted_cap
     int64_t evicted_used
     int64_t evictions              # blocks evicted since the start
+    const Ranked* ranked           # with a score of what is evicted; NULL: by the queue
+    Ranks ranks                    # in its place
     int error                      # ErrorCode
 
 
@@ -107,6 +115,7 @@ cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil
 cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil
 cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
 cdef void evict(Pool* p, int64_t count) noexcept nogil
+cdef void table_delete(Pool* p, uint64_t key) noexcept nogil
 cdef Event* event_new(Pool* p, bint stored) noexcept nogil
 cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
                       uint32_t* tokens) noexcept nogil

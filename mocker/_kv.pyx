@@ -18,6 +18,7 @@ from libc.string cimport memcpy
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._offload_tiers cimport catalog_add
+from mocker._ranks cimport rank_add, rank_cut, rank_fresh, ranks_free
 
 
 # ---- segment table ----------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ cdef void table_insert(Pool* p, uint64_t key, int32_t run) noexcept nogil:
     p.table_used += 1
 
 
-cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
+cdef inline void table_take(Pool* p, uint64_t key) noexcept nogil:
     """Remove a segment; later entries of its cluster move up so that no tombstones are needed."""
     cdef uint64_t at = home(p, key), hole, wants
     while p.table_keys[at] != key or p.table_runs[at] == NIL:
@@ -89,6 +90,11 @@ cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
             hole = at
     p.table_runs[hole] = NIL
     p.table_used -= 1
+
+
+cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
+    """The same for other modules."""
+    table_take(p, key)
 
 
 # ---- runs and the eviction queue --------------------------------------------------------------------------------
@@ -130,7 +136,7 @@ cdef inline void queue_remove(Pool* p, int32_t run) noexcept nogil:
         p.newest = r.prev
 
 
-cdef void queue_append(Pool* p, int32_t run) noexcept nogil:
+cdef inline void queue_newest(Pool* p, int32_t run) noexcept nogil:
     """Newest in the eviction queue; joined with the run below it if that one was released just before."""
     cdef Run* r = &p.runs[run]
     cdef int32_t below = r.down
@@ -150,6 +156,11 @@ cdef void queue_append(Pool* p, int32_t run) noexcept nogil:
     p.newest = run
 
 
+cdef void queue_append(Pool* p, int32_t run) noexcept nogil:
+    """The same for other modules."""
+    queue_newest(p, run)
+
+
 cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
     """Cut a run in two; the upper part keeps its number, the deeper part comes just before it in the queue."""
     cdef int32_t low = run_new(p, p.runs[run].key, at, p.runs[run].end, p.runs[run].ref)
@@ -162,7 +173,9 @@ cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
     if d.down != NIL:
         p.runs[d.down].up = low
     r.down = low
-    if r.ref == 0:
+    if p.ranked != NULL:
+        rank_cut(&p.ranks, run, low, at)
+    elif r.ref == 0:
         d.prev, d.next = r.prev, run
         if r.prev != NIL:
             p.runs[r.prev].next = low
@@ -180,6 +193,9 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
     cdef void* moved
     p.evictions += count
     p.inactive -= count
+    if p.ranked != NULL:
+        p.ranked.evict(p, count)
+        return
     while count > 0:
         run = p.oldest
         r = &p.runs[run]
@@ -202,7 +218,7 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
             if r.up != NIL:
                 p.runs[r.up].down = NIL
             else:
-                table_delete(p, r.key)
+                table_take(p, r.key)
             run_drop(p, run)
 
 
@@ -351,6 +367,7 @@ cdef void pool_free(Pool* p) noexcept nogil:
     free(p.pieces)
     free(p.event_tokens)
     free(p.evicted)
+    ranks_free(&p.ranks)
 
 
 cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t* active) noexcept nogil:
@@ -443,7 +460,10 @@ cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil:
     while n > 0:
         n -= 1
         queue_remove(p, p.scratch[n])
-        queue_append(p, p.scratch[n])
+        if p.ranked != NULL:
+            rank_add(&p.ranks, p.scratch[n], p.runs[p.scratch[n]].start)
+        else:
+            queue_append(p, p.scratch[n])
 
 
 cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil:
@@ -521,7 +541,8 @@ cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcep
             tail = path.first[i]
             while p.runs[tail].down != NIL:
                 tail = p.runs[tail].down
-            if p.runs[tail].ref == 1:          # its only holder is this request
+            if p.runs[tail].ref == 1 and (     # its only holder is this request
+                    p.ranked == NULL or rank_fresh(&p.ranks, tail)):
                 p.runs[tail].end = high - low
             else:
                 run = run_new(p, path.keys[i], begin - low, high - low, 1)
@@ -605,6 +626,9 @@ cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexc
         return
     if full == 0:
         return
+    if p.ranked != NULL:
+        p.ranked.release(p, path, full)
+        return
     i = element_at(path, full - 1)
     while i >= 0:
         cover = (path.ends[i] if path.ends[i] < full else full) - element_begin(path, i)
@@ -618,7 +642,7 @@ cdef void pool_release(Pool* p, Path* path, int32_t full, int32_t partial) noexc
             if r.ref == 0:
                 p.active -= r.end - r.start
                 p.inactive += r.end - r.start
-                queue_append(p, run)
+                queue_newest(p, run)
             run = up
         i -= 1
 

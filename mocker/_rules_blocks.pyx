@@ -15,6 +15,7 @@ from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, ui
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport Event, Path, Piece, element_at, element_begin, path_reserve
+from mocker._ranks cimport rank_fresh, rank_gone, rank_remove, release_begin, release_end, release_freed, release_held
 from mocker._rules cimport (
     RULE_FULL_ONLY, RULE_LRU, RULE_OWN_COPY, Copy, Extra, Hold, Piece2, VllmRulesCore, blocks_of, least, most)
 from mocker._rules_copies cimport (
@@ -209,8 +210,11 @@ cdef void take(VllmRulesCore* x, int64_t count) noexcept nogil:
     x.c.pool.evictions += count
     x.c.pool.inactive -= count
     while count > 0:
-        at = x.oldest
+        at = x.oldest if x.c.pool.ranked == NULL else x.c.pool.ranks.heap[0]
         k = &x.copies[at]
+        if k.ref > 0:                          # ranked, and taken over again
+            rank_remove(&x.c.pool.ranks, at)
+            continue
         n = <int32_t>least(k.end - k.start, count)
         if x.c.pool.capture:
             note_removed(x, at, k.end - n, k.end)
@@ -218,6 +222,8 @@ cdef void take(VllmRulesCore* x, int64_t count) noexcept nogil:
         count -= n
         if k.end == k.start:
             queue_remove(x, at)
+            if x.c.pool.ranked != NULL:
+                rank_gone(&x.c.pool.ranks, at)
             copy_drop(x, at)
         elif k.deeper != NIL:
             x.copies[k.deeper].upper = NIL
@@ -264,6 +270,7 @@ cdef void register(VllmRulesCore* x, Path* path, Extra* e, int32_t begin, int32_
             last = last_copy(x, e)             # grows if nobody else has it, or the blocks that follow
             if (x.copies[last].ref == 1 and x.copies[last].key == path.keys[i] and x.copies[last].deeper == NIL
                     and x.copies[last].end == begin - low
+                    and (x.c.pool.ranked == NULL or rank_fresh(&x.c.pool.ranks, last))
                     and (x.copies[last].right == NIL or x.copies[x.copies[last].right].start >= high - low)):
                 x.copies[last].end = high - low
                 e.holds[e.n - 1].end = e.done = high
@@ -283,13 +290,17 @@ cdef void register(VllmRulesCore* x, Path* path, Extra* e, int32_t begin, int32_
 
 cdef void release(VllmRulesCore* x, Extra* e) noexcept nogil:
     """Give back everything that a request holds, last to first."""
-    cdef int32_t i, at, n
+    cdef int32_t i, at, n, end
     cdef int64_t k
+    cdef bint ranked = x.c.pool.ranked != NULL and e.n > 0
+    if ranked:
+        release_begin(&x.c.pool.ranks)
     x.c.pool.active -= e.blank
     e.blank = 0
     i = e.n - 1
     while i >= 0:
-        n = e.holds[i].end - (e.holds[i - 1].end if i > 0 else 0)
+        end = e.holds[i].end
+        n = end - (e.holds[i - 1].end if i > 0 else 0)
         at = e.holds[i].first
         k = 0
         while True:
@@ -305,13 +316,22 @@ cdef void release(VllmRulesCore* x, Extra* e) noexcept nogil:
             k -= 1
             at = x.scratch[k]
             x.copies[at].ref -= 1
+            n = x.copies[at].end - x.copies[at].start
+            end -= n
             if x.copies[at].ref == 0:
-                n = x.copies[at].end - x.copies[at].start
                 x.c.pool.active -= n
                 x.c.pool.inactive += n
-                queue_append(x, at)
+                if ranked:
+                    release_freed(&x.c.pool.ranks, at, x.copies[at].start, end, n)
+                else:
+                    queue_append(x, at)
+            elif ranked:
+                release_held(&x.c.pool.ranks, at)
         i -= 1
     e.n = e.done = 0
+    if ranked:
+        release_end(&x.c.pool.ranks)
+        x.c.error = x.c.error or x.c.pool.ranks.error
 
 
 # ---- contents of a request --------------------------------------------------------------------------------------

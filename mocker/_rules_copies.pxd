@@ -2,6 +2,7 @@
 # What is done once a block or a piece is inline.
 from mocker._common cimport NIL, int32_t, int64_t, uint64_t
 from mocker._kv cimport Path
+from mocker._ranks cimport rank_add
 from mocker._rules cimport Copy, Piece2, VllmRulesCore
 
 
@@ -45,8 +46,11 @@ cdef inline void queue_remove(VllmRulesCore* x, int32_t at) noexcept nogil:
 
 
 cdef inline void queue_push(VllmRulesCore* x, int32_t at) noexcept nogil:
-    """Newest in the eviction queue."""
+    """Newest in the eviction queue, or of those with its rank."""
     cdef Copy* k = &x.copies[at]
+    if x.c.pool.ranked != NULL:
+        rank_add(&x.c.pool.ranks, at, k.start)
+        return
     k.prev = x.newest
     k.next = NIL
     if x.newest != NIL:

@@ -16,6 +16,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint8_t, uint64_t
 from mocker._kv cimport Path, element_at, element_begin
+from mocker._ranks cimport rank_cut
 from mocker._rules cimport Copy, Piece2, VllmRulesCore, least
 
 
@@ -160,7 +161,9 @@ cdef void cut(VllmRulesCore* x, int32_t at, int32_t where) noexcept nogil:
     x.copies[after].right = low
     if d.right != NIL:
         x.copies[d.right].left = low
-    if k.ref == 0:
+    if x.c.pool.ranked != NULL:
+        rank_cut(&x.c.pool.ranks, at, low, where)
+    elif k.ref == 0:
         d.prev, d.next = k.prev, at
         if k.prev != NIL:
             x.copies[k.prev].next = low

@@ -279,6 +279,12 @@ cdef class RulesEngine(EngineCore):
                                  f"{active} + {blank} and {inactive}")
         if not 0 <= c.pool.active + c.pool.inactive <= c.pool.capacity:
             raise AssertionError(f"{c.pool.active} active and {c.pool.inactive} inactive of {c.pool.capacity} blocks")
+        for slot in range(c.pool.ranks.heap_used):
+            at = c.pool.ranks.heap[slot]
+            if c.pool.ranks.of[at].place != slot:
+                raise AssertionError(f"segment {x.copies[at].key}: misplaced in the order of eviction")
+            if x.copies[at].ref == 0:
+                inactive -= x.copies[at].end - x.copies[at].start
         at, prev = x.oldest, NIL
         while at != NIL:
             k = &x.copies[at]

@@ -72,7 +72,7 @@ cdef class SglangEngine:
                   int64_t clip, bint lpm, bint conserve, double conservativeness, int worker_type, double speedup,
                   double decode_speedup, double kv_bytes, double kv_bandwidth, rates, uint64_t seed, bint real_tokens,
                   bint record, bint capture, int64_t worker_id,
-                  CompiledModel timing=None, hooks=(None, None)):
+                  CompiledModel timing=None, hooks=(None, None, None)):
         cdef SglangCore* c = &self.c
         cdef int i
         c.page, c.total, c.max_seqs, c.max_prefill, c.chunk, c.clip = page, total, max_seqs, max_prefill, chunk, clip

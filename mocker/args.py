@@ -165,8 +165,9 @@ class MockEngineArgs(Record):
         Admit a request only if its whole known sequence fits, not only its first chunk.
     timing_model : mocker.timing.TimingModel or path, optional
         How long passes take, in place of the polynomial; see :mod:`mocker.timing`.
-    victim_score, admission_score : mocker.hooks.VictimScore, mocker.hooks.AdmissionScore or function, optional
-        Who is preempted, and which waiting request is admitted next; see :mod:`mocker.hooks`.
+    victim_score, admission_score, eviction_score : function, or VictimScore, AdmissionScore, EvictionScore, optional
+        Who is preempted, which waiting request is admitted next, which cached blocks are evicted; see
+        :mod:`mocker.hooks`.
 
     Raises
     ------
@@ -285,6 +286,7 @@ class MockEngineArgs(Record):
     timing_model = Field[Any](TimingValue(), "How long passes take, in place of the polynomial.", nullable=True)
     victim_score = Field[Any](ScoreValue("VictimScore", "five"), "Who is preempted.", nullable=True)
     admission_score = Field[Any](ScoreValue("AdmissionScore", "nine"), "Who is admitted next.", nullable=True)
+    eviction_score = Field[Any](ScoreValue("EvictionScore", "five"), "What is evicted.", nullable=True)
 
     def __init__(
         self,
@@ -359,6 +361,7 @@ class MockEngineArgs(Record):
         timing_model: Any = None,
         victim_score: Any = None,
         admission_score: Any = None,
+        eviction_score: Any = None,
     ) -> None:
         self._init(locals())
 

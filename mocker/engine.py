@@ -248,8 +248,9 @@ class SchedulerState(Mapping["UUID", RequestState]):
 
 
 def engine_hooks(args: MockEngineArgs) -> tuple[ScoreHook | None, ...]:
-    """Scores of the user's that an engine asks: who is preempted, who is admitted."""
-    return tuple(None if score is None else score.core() for score in (args.victim_score, args.admission_score))
+    """Scores of the user's that an engine asks: who is preempted, who is admitted, what is evicted."""
+    return tuple(None if score is None else score.core()
+                 for score in (args.victim_score, args.admission_score, args.eviction_score))
 
 
 def engine_settings(args: MockEngineArgs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Functions of your own inside the simulation: who gets a request, who is admitted, who is preempted.
+"""Functions of your own inside the simulation: who gets a request, who is admitted or preempted, what is evicted.
 
 A score is a function of five or nine integers; the candidate with the lowest one is taken. It may be
 
@@ -18,7 +18,7 @@ from ._router import RouterCore
 from .router import RoutingPolicy
 from .timing import function_address
 
-__all__ = ["AdmissionScore", "RoutingScore", "VictimScore"]
+__all__ = ["AdmissionScore", "EvictionScore", "RoutingScore", "VictimScore"]
 
 
 def _hook(function: Any, numbers: int) -> ScoreHook:
@@ -112,3 +112,27 @@ class AdmissionScore(EngineScore):
     """
 
     numbers = 9
+
+
+class EvictionScore(EngineScore):
+    """Evict the cached blocks with the lowest score, of equal ones those that were given back first.
+
+    As `MockEngineArgs(eviction_score=...)`. When a request gives its blocks back, those that nobody else holds become
+    evictable: they are the end of its sequence. They fall into stretches of blocks with equally many hits, and each
+    stretch is scored once, then. It is evicted from its end; a block counts with at least the highest score that was
+    given to blocks which continue it, since those go first.
+
+    Attributes
+    ----------
+    function : callable, Numba CFunc, capsule or int
+        Of (microseconds of simulated time, at the beginning of the pass; number of this release, 1 for the first;
+        blocks of the sequence before the stretch; blocks in it; times that a request took these blocks over from the
+        cache).
+
+    Raises
+    ------
+    TypeError
+        It is not callable, or has another signature.
+    """
+
+    numbers = 5

@@ -95,6 +95,7 @@ SCHEDULER: dict[str, Any] = {  # what the reference does not have
     "timing_model": None,
     "victim_score": None,
     "admission_score": None,
+    "eviction_score": None,
 }
 DEFAULTS = REFERENCE | LATENCIES | SCHEDULER
 
@@ -235,8 +236,8 @@ def test_fields_table_covers_the_signature():
 
 def test_every_field_belongs_to_a_tested_kind():
     tested = [*INT_RANGES, *FRACTIONS, *NOT_NEGATIVE, *BOOLS, *CHOICES, *TEXTS, *PATHS]
-    others = ["admission_score", "aic_nextn_accept_rates", "block_size", "reasoning", "sglang", "timing_model",
-              "trtllm", "victim_score", "watermark"]
+    others = ["admission_score", "aic_nextn_accept_rates", "block_size", "eviction_score", "reasoning", "sglang",
+              "timing_model", "trtllm", "victim_score", "watermark"]
     assert sorted([*tested, *others]) == sorted(DEFAULTS)
 
 

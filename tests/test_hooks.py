@@ -54,6 +54,11 @@ def patient(request, us, prompt, cached, generated, limit, priority, running, fr
     return np.inf if running > 3 or us < 5000 else -float(us)
 
 
+def keep_shared(us, release, before, blocks, hits):
+    """Blocks that were of use stay; of others the longest tails go first."""
+    return 100.0 * hits - blocks
+
+
 TIGHT = {"num_gpu_blocks": 40, "max_num_seqs": 12}
 EAGER = SglangArgs(clip_max_new_tokens=1, schedule_conservativeness=0.0, conserve_slots=True)
 ENGINES = {
@@ -116,6 +121,8 @@ def test_equal_scores_change_nothing(name):
     scores = {"admission_score": compiled_nine(in_order)}
     if name != "trtllm":
         scores["victim_score"] = nothing
+    if common.get("engine") != "sglang":
+        scores["eviction_score"] = compiled(nothing)
     for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
         plain = simulate(trace(4), extra_engine_args=small(**common), **more)
         same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
@@ -131,6 +138,8 @@ def test_scores_do_not_depend_on_the_way_to_replay(name):
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
     if name != "trtllm":
         common["victim_score"] = oldest
+    if name != "sglang":
+        common["eviction_score"] = keep_shared
     results = []
     for score in (shortest, patient):
         args = small(**common, admission_score=score)
@@ -145,6 +154,28 @@ def test_scores_do_not_depend_on_the_way_to_replay(name):
             same(copy.run().result(), whole)
         results.append(whole.per_request["first_token_ms"])
     assert (results[0] != results[1]).any()
+
+
+@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "disagg"])
+def test_scores_of_evictions(name):
+    """Equal scores give the built-in order; what was of use stays; the books are in order."""
+    def arguments(score):
+        if name == "disagg":
+            return {k: v.replace(num_gpu_blocks=44, eviction_score=score) if k.endswith("args") else v
+                    for k, v in disagg("vllm").items()}
+        return {"extra_engine_args": small(**{"num_gpu_blocks": 44, **ENGINES.get(name, {"engine": name})},
+                                           eviction_score=score)}
+
+    work = trace(4, 200)
+    plain, kept = simulate(work, **arguments(None)), simulate(work, **arguments(keep_shared))
+    same(simulate(work, **arguments(compiled(nothing))), plain)
+    same(simulate(work, **arguments(compiled(keep_shared)), fast_forward=False), kept)
+    assert kept.report["prefix_cache_reused_ratio"] > plain.report["prefix_cache_reused_ratio"]
+    sim = open_simulation(work, **arguments(keep_shared))
+    while sim.step():
+        if name in ("vllm", "trtllm"):         # rules put off some of the books in replays
+            sim._cluster.engines[0].check()
+    same(sim.result(), kept)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
@@ -204,8 +235,9 @@ def test_errors_come_out():
         with pytest.raises(kind, match=message):
             simulate(trace(4), num_workers=2, router_mode=RoutingScore(function), extra_engine_args=small())
         for more in (*ENGINES.values(), {"engine": "trtllm"}):
-            for score in ("victim_score", "admission_score"):
-                if score == "victim_score" and "trtllm" in more.values():
+            for score in ("victim_score", "admission_score", "eviction_score"):
+                if (score == "victim_score" and "trtllm" in more.values()) or (
+                        score == "eviction_score" and "sglang" in more.values()):
                     continue
                 with pytest.raises(kind, match=message):
                     simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
@@ -222,6 +254,8 @@ def test_errors_come_out():
     for arguments, message in [
             ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
             ({"num_g2_blocks": 10, "admission_score": in_order}, "cannot be combined"),
+            ({"num_g2_blocks": 10, "eviction_score": nothing}, "cannot be combined"),
+            ({"engine_type": "sglang", "eviction_score": nothing}, "evicted by last use"),
             ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
              "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:
         with pytest.raises(ValueError, match=message):

@@ -310,6 +310,7 @@ def test_every_owned_array_is_carried():
             ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog"}),
             ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers"}),
             ("_hooks.pxd", ["AdmissionHook"], {"engine"}),
+            ("_ranks.pxd", ["Ranks"], {"now"}),
             ("_rules.pxd", ["Extra", "VllmRulesCore"], {"c"}), ("_radix.pxd", ["Map", "Node", "Radix"], set()),
             ("_sglang.pxd", ["SglRequest", "SglangCore"], {"rows", "gaps"}),
             ("_router.pxd", ["KeyTable", "Segment", "Ticket", "QueueClass", "Router"],

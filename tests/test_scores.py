@@ -33,6 +33,13 @@ ADMISSIONS = [
         math.inf if running and 3 * running > free else -generated,
     lambda row, us, prompt, cached, generated, limit, priority, running, free: (5 * prompt + priority + free) % 3,
 ]
+EVICTIONS = [
+    None,
+    lambda us, release, before, blocks, hits: 0.0,
+    lambda us, release, before, blocks, hits: hits - before,
+    lambda us, release, before, blocks, hits: -us,
+    lambda us, release, before, blocks, hits: (5 * release + 3 * before + blocks) % 4,
+]
 TIMED = [*ADMISSIONS, lambda row, us, *facts: -us, lambda row, us, *facts: (7 * row) % 5 + (us > 20_000)]
 
 
@@ -50,7 +57,7 @@ def test_vllm_core(family):
         except ValueError:
             continue
         scores = {"victim": None if args.engine_type == "trtllm" else rng.choice(VICTIMS),
-                  "admission": rng.choice(TIMED)}
+                  "admission": rng.choice(TIMED), "eviction": rng.choice(EVICTIONS)}
         core = create_engine_core(args.replace(**{f"{k}_score": v for k, v in scores.items()}),
                                   worker_id=script["worker_id"], capture_kv_events=True)
         got = run_steps(core, script, True)
@@ -65,7 +72,8 @@ def test_rules():
     for seed in range(160):
         rng = random.Random(seed)
         s, rules = case(seed)
-        scores = {"victim": rng.choice(VICTIMS), "admission": None if s["priority"] else rng.choice(ADMISSIONS)}
+        scores = {"victim": rng.choice(VICTIMS), "admission": None if s["priority"] else rng.choice(ADMISSIONS),
+                  "eviction": rng.choice(EVICTIONS[:3] + EVICTIONS[4:])}
         got = compiled_passes(s, SchedulerRules(**rules), {f"{k}_score": v for k, v in scores.items()})
         assert got == model_passes(s, rules, ScoredRules, **scores), f"seed {seed}, rules {rules}"
         preempted += sum(len(p["preempt"]) for p in got if p)

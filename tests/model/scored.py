@@ -1,13 +1,17 @@
-"""The models with scores of users: who is preempted and who is admitted."""
+"""The models with scores of users: who is preempted, who is admitted, what is evicted."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from .core import ModelCore, Request
-from .sequence import ceil_div
+from .kv import KvPool, Lineage
+from .sequence import Block, Full, Partial, ceil_div
 from .sglang import Request as SglangRequest
 from .sglang import SglangModel
+from .vllm_rules import Block as RulesBlock
+from .vllm_rules import Pool as RulesPool
 from .vllm_rules import Request as RulesRequest
 from .vllm_rules import RulesModel
 
@@ -24,12 +28,86 @@ def to_front(waiting: list, score: Callable[[Any], float]) -> bool:
     return True
 
 
-class ScoredCore(ModelCore):
-    """`ModelCore` whose choices are `mocker.hooks.VictimScore` and `AdmissionScore` of the functions given."""
+class Rank:
+    """What an order of eviction by scores knows of a cached block."""
 
-    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score) -> None:
+    def __init__(self) -> None:
+        self.key = 0.0
+        self.floor = -math.inf  # highest key of what was released below it
+        self.hits = 0
+
+
+def rank(released: list[tuple[Rank, int, bool]], score: Callable[[int, int, int], float]) -> None:
+    """Score the blocks of a release, last to first: rank, place in the sequence, whether nobody holds it any more."""
+    highest = -math.inf
+    for (free, _), group in itertools.groupby(released, key=lambda r: (r[2], r[0].hits)):
+        stretch = list(group)
+        key = score(stretch[-1][1], len(stretch), stretch[0][0].hits) if free else 0.0
+        for one, _, _ in stretch:
+            one.floor = max(one.floor, highest)
+            if free:
+                one.key = max(key, one.floor)
+                highest = max(highest, one.key)
+
+
+class ScoredLineage(Lineage):
+    """Of the blocks without a child the one with the lowest key goes first, of equal ones by tick."""
+
+    def __init__(self, ranks: dict[int, Rank]) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def evict(self) -> Full:
+        leaves = [node for node in self.nodes.values() if node.block is not None and not node.children]
+        victim = min(leaves, key=lambda node: (self.ranks[node.block.seq_hash].key, node.tick)).block
+        self.remove(victim)
+        del self.ranks[victim.seq_hash]
+        return victim
+
+
+class ScoredPool(KvPool):
+    """`KvPool` that evicts as `mocker.hooks.EvictionScore` says."""
+
+    def __init__(self, pool: KvPool, score: Score) -> None:
+        self.__dict__.update(pool.__dict__)
+        self.score, self.ranks, self.releases = score, {}, 0
+        self.inactive = ScoredLineage(self.ranks)
+
+    def _reference(self, block: Full) -> None:
+        super()._reference(block)
+        self.ranks.setdefault(block.seq_hash, Rank())
+
+    def use(self, blocks: list[Block], parent: Block | None = None) -> bool:
+        found = [b for b in blocks if not isinstance(b, Partial) and b.seq_hash in self.full_by_hash]
+        taken = super().use(blocks, parent)
+        for block in found if taken else ():
+            self.ranks[block.seq_hash].hits += 1
+        return taken
+
+    def promote(self, partial: Partial, block: Full, parent_hash: int | None) -> None:
+        found = block.seq_hash in self.full_by_hash
+        super().promote(partial, block, parent_hash)
+        self.ranks[block.seq_hash].hits += found
+
+    def release_all(self, blocks: list[Block], now_ms: float) -> None:
+        """A request lets go of its blocks, the last one first."""
+        for block in blocks:
+            self.release(block)
+        full = [block for block in blocks if not isinstance(block, Partial)]
+        if full:
+            self.releases += 1
+        rank([(self.ranks[b.seq_hash], b.position, b in self.inactive) for b in full],
+             lambda *facts: self.score(int(now_ms * 1000.0), self.releases, *facts))
+
+
+class ScoredCore(ModelCore):
+    """`ModelCore` whose choices are the scores of `mocker.hooks` of the functions given."""
+
+    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score, eviction: Score) -> None:
         super().__init__(args, worker_id)
         self.victim, self.admission = victim, admission
+        if eviction is not None:
+            self.kv = ScoredPool(self.kv, eviction)
         self.told: dict[int, tuple[int, float]] = {}  # uuid -> number of the submission, when it was made
         self.end_ms = self.now_ms = 0.0
 
@@ -43,6 +121,12 @@ class ScoredCore(ModelCore):
         step = super().execute_pass(now_ms)
         self.end_ms = step["end_ms"]
         return step
+
+    def _free(self, request: Request, tokens: int) -> None:
+        if isinstance(self.kv, ScoredPool):
+            self.kv.release_all(list(request.sequence.held(tokens)), self.now_ms)
+        else:
+            super()._free(request, tokens)
 
     def _may_admit(self) -> bool:
         return self.admission is None or to_front(self.waiting, lambda uuid: self._waits(self.requests[uuid]))
@@ -65,12 +149,49 @@ class ScoredCore(ModelCore):
                            ceil_div(s.allocated, self.args.block_size))
 
 
+class ScoredRulesPool(RulesPool):
+    """The pool of `RulesModel` with an order of eviction by scores that are told no time."""
+
+    def __init__(self, pool: RulesPool, score: Score) -> None:
+        super().__init__(pool.capacity, pool.caching)
+        self.score, self.releases = score, 0
+        self.ranks: dict[RulesBlock, Rank] = {}
+
+    def take(self, count: int) -> list[RulesBlock]:
+        taken = []
+        for _ in range(count):
+            if self.active + len(self.cached) == self.capacity:
+                victim = min(self.cached, key=lambda block: self.ranks[block].key)  # of equal ones the first
+                self.cached = {victim: None, **self.cached}
+            taken += super().take(1)
+        return taken
+
+    def hold(self, block: RulesBlock) -> None:
+        super().hold(block)
+        self.ranks[block].hits += 1
+
+    def register(self, block: RulesBlock, content: tuple[int, ...]) -> None:
+        super().register(block, content)
+        self.ranks[block] = Rank()
+
+    def release(self, blocks: list[RulesBlock]) -> None:
+        super().release(blocks)
+        named = [(i, block) for i, block in enumerate(blocks) if block.content is not None]
+        if named:
+            self.releases += 1
+        rank([(self.ranks[block], i, block.ref == 0) for i, block in reversed(named)],
+             lambda *facts: self.score(0, self.releases, *facts))
+
+
 class ScoredRules(RulesModel):
     """The same of `RulesModel`, where scores of who waits are told neither a number nor a time."""
 
-    def __init__(self, rules: dict[str, bool], *, victim: Score, admission: Score, **options: object) -> None:
+    def __init__(self, rules: dict[str, bool], *, victim: Score, admission: Score, eviction: Score,
+                 **options: object) -> None:
         super().__init__(rules, **options)
         self.victim, self.admission = victim, admission
+        if eviction is not None:
+            self.pool = ScoredRulesPool(self.pool, eviction)
 
     def _may_admit(self) -> bool:
         return self.admission is None or to_front(self.waiting, self._waits)

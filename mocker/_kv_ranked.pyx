@@ -1,0 +1,83 @@
+# cython: language_level=3
+"""Eviction from the block pool by a score of the user's: the other way to give back and evict blocks.
+
+The pool's queue stays empty; a heap takes its place (`_ranks`). Costs: as in `_kv`, times log(runs) for those that come
+into the heap or leave it.
+"""
+from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._hooks cimport Hook
+from mocker._kv cimport Path, Piece, Pool, Ranked, Run, element_at, element_begin, table_delete
+from mocker._ranks cimport rank_gone, rank_remove, release_begin, release_end, release_freed, release_held
+
+
+cdef void release_ranked(Pool* p, Path* path, int32_t full) noexcept nogil:
+    """Drop a request's hold on its first `full` blocks, and score those that nobody else holds."""
+    cdef int32_t i = element_at(path, full - 1), run, low, cover
+    cdef Run* r
+    release_begin(&p.ranks)
+    while i >= 0:
+        low = element_begin(path, i)
+        cover = (path.ends[i] if path.ends[i] < full else full) - low
+        run = path.first[i]
+        while p.runs[run].end < cover:
+            run = p.runs[run].down
+        while run != NIL:
+            r = &p.runs[run]
+            r.ref -= 1
+            if r.ref == 0:
+                p.active -= r.end - r.start
+                p.inactive += r.end - r.start
+                release_freed(&p.ranks, run, r.start, low + r.start, r.end - r.start)
+            else:
+                release_held(&p.ranks, run)
+            run = r.up
+        i -= 1
+    release_end(&p.ranks)
+    p.error = p.error or p.ranks.error
+
+
+cdef void evict_ranked(Pool* p, int64_t count) noexcept nogil:
+    """`evict` in the order of the heap."""
+    cdef int32_t run
+    cdef int64_t n
+    cdef Run* r
+    cdef Piece* e
+    cdef void* moved
+    while count > 0:
+        run = p.ranks.heap[0]
+        r = &p.runs[run]
+        if r.ref > 0:                          # taken over again
+            rank_remove(&p.ranks, run)
+            continue
+        n = r.end - r.start
+        if n > count:
+            n = count
+        r.end -= <int32_t>n
+        count -= n
+        if p.keep_evicted:
+            moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
+            if moved == NULL:
+                p.error = ERR_MEMORY
+                return
+            p.evicted = <Piece*>moved
+            e = &p.evicted[p.evicted_used]
+            p.evicted_used += 1
+            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, NIL
+        if r.end == r.start:
+            rank_gone(&p.ranks, run)
+            if r.up != NIL:
+                p.runs[r.up].down = NIL
+            else:
+                table_delete(p, r.key)
+            r.next = p.free_run
+            p.free_run = run
+
+
+cdef Ranked RANKED
+RANKED.release, RANKED.evict = release_ranked, evict_ranked
+
+
+cdef void pool_rank(Pool* p, Hook score, const double* now) noexcept nogil:
+    """Let a score, if there is one, say what a pool evicts; `now` is where the engine keeps the time."""
+    p.ranks.score, p.ranks.now = score, now
+    p.ranked = &RANKED if score.ask != NULL else NULL
