@@ -1,6 +1,9 @@
 """What functions of your own cost: replays of the conversation trace relative to a built-in choice, in turns.
 
     python benches/hook_cost.py
+
+Scores that say what the built-in choice says, so that the same replay is computed; where there is a queue, admissions
+are the dearest.
 """
 import time
 
@@ -10,14 +13,19 @@ import mocker
 from mocker.hooks import RoutingScore
 from mocker.timing import FormulaTiming, FunctionTiming
 
-SIGNATURE = "float64(int64, int64, int64, int64, int64)"
+FIVE = "float64(int64, int64, int64, int64, int64)"
+NINE = "float64(int64, int64, int64, int64, int64, int64, int64, int64, int64)"
 
 
 def requests(worker, prompt, cached, requests, tokens):
     return float(requests)
 
 
-def newest(prompt, generated, limit, preemptions, blocks):
+def alike(a, b, c, d, e):
+    return 0.0
+
+
+def in_order(request, us, prompt, cached, generated, limit, priority, running, free):
     return 0.0
 
 
@@ -31,32 +39,39 @@ def decode(batch, kv_tokens, context):
 
 def main():
     trace = mocker.Trace.load(mocker.sample_trace_path())
-    compiled = numba.cfunc(SIGNATURE)
-    tight = {"num_gpu_blocks": 4096, "block_size": 64}
+    args = mocker.MockEngineArgs(num_gpu_blocks=4096, block_size=64)
+    one = numba.cfunc(FIVE)(requests)
     formula = FormulaTiming((16.5, 0.0152, 0.0, 0.0), (6.5, 0.05, 0.0, 0.0, 2e-5))
     clock = numba.cfunc("float64(int64, int64, int64)")
     times_of = FunctionTiming(clock(prefill), clock(decode))
-    cases = {
+    groups = [{
         "time by length": {"extra_engine_args": mocker.MockEngineArgs(timing_model=formula)},
-        "as a cfunc  ": {"extra_engine_args": mocker.MockEngineArgs(timing_model=times_of)},
+        "  as a cfunc": {"extra_engine_args": mocker.MockEngineArgs(timing_model=times_of)},
+    }, {
         "least requests": {"router_mode": mocker.router.LeastLoaded("requests")},
-        "as a cfunc": {"router_mode": RoutingScore(compiled(requests))},
-        "as a Python function": {"router_mode": RoutingScore(requests)},
-        "newest first": {"extra_engine_args": mocker.MockEngineArgs(**tight)},
-        "as a cfunc ": {"extra_engine_args": mocker.MockEngineArgs(**tight, victim_score=compiled(newest))},
-        "as a Python function ": {"extra_engine_args": mocker.MockEngineArgs(**tight, victim_score=newest)},
-    }
-    times = dict.fromkeys(cases, float("inf"))
-    for _ in range(5):
-        for name, arguments in cases.items():
-            began = time.perf_counter()
-            mocker.simulate(trace, num_workers=4, **arguments)
-            times[name] = min(times[name], time.perf_counter() - began)
-    plain = 1.0
-    for name, seconds in times.items():
-        if "as a" not in name:
-            plain = seconds
-        print(f"{name:<24} {seconds / plain:5.2f}")
+        "  as a cfunc": {"router_mode": RoutingScore(one)},
+        "  without cached blocks": {"router_mode": RoutingScore(one, uses_cached=False)},
+        "  as a Python function": {"router_mode": RoutingScore(requests)},
+    }]
+    for title, name, function, signature in [
+            ("newest first", "victim_score", alike, FIVE),
+            ("first come, first served", "admission_score", in_order, NINE),
+            ("oldest blocks first", "eviction_score", alike, FIVE)]:
+        groups.append({
+            title: {"extra_engine_args": args},
+            "  as a cfunc": {"extra_engine_args": args.replace(**{name: numba.cfunc(signature)(function)})},
+            "  as a Python function": {"extra_engine_args": args.replace(**{name: function})},
+        })
+    for cases in groups:
+        times = dict.fromkeys(cases, float("inf"))
+        for _ in range(5):
+            for name, arguments in cases.items():
+                began = time.perf_counter()
+                mocker.simulate(trace, num_workers=4, **arguments)
+                times[name] = min(times[name], time.perf_counter() - began)
+        plain = next(iter(times.values()))
+        for name, seconds in times.items():
+            print(f"{name:<26} {seconds / plain:5.2f}")
 
 
 if __name__ == "__main__":

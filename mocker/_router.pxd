@@ -156,6 +156,7 @@ ctypedef int64_t (*EstimateFn)(void* context, int64_t fresh, int64_t cached) noe
 cdef struct Router:
     # configuration
     int kind                       # RouteKind
+    bint reads                     # keep track of cached blocks
     int64_t block_size
     int64_t budget                 # tokens a pass of a worker
     double credit                  # overlap_score_credit

@@ -102,10 +102,9 @@ cdef int32_t router_arrival(Router* r, int64_t row, Path* path, int64_t isl, int
     flight or queued. After a worker: `last_overlap` is its cached blocks.
     """
     cdef int32_t n = path.n if path != NULL else 0, c = policy, i, ticket, w
-    cdef bint reads = r.kind == ROUTE_KV or r.kind == ROUTE_CALL
     cdef int64_t cached = 0
     cdef QueueClass* q
-    if not walk(r, path.keys if n > 0 else NULL, path.ends if n > 0 else NULL, n, reads,
+    if not walk(r, path.keys if n > 0 else NULL, path.ends if n > 0 else NULL, n, r.reads,
                 r.track_blocks and r.share_blocks):
         return ROUTED_ERROR
     if r.lower != NULL:
@@ -363,6 +362,7 @@ cdef class RouterCore:
         if (kind == "function") != (function is not None):
             raise ValueError("the router kind 'function' and no other takes a function")
         r.kind, r.block_size = KINDS[kind], block_size
+        r.reads = r.kind == ROUTE_KV or r.kind == ROUTE_CALL
         r.budget = NO_BUDGET if max_batched_tokens is None else clipped(max_batched_tokens)
         r.credit, r.credit_decay = config.overlap_score_credit, config.overlap_score_credit_decay
         r.prefill_scale, r.temperature = config.prefill_load_scale, config.router_temperature
@@ -418,9 +418,10 @@ cdef class RouterCore:
     def __dealloc__(self):
         router_free(&self.r)
 
-    def use_score(self, ScoreHook hook):
+    def use_score(self, ScoreHook hook, bint cached):
         """Let a router of the kind "function" choose the lowest score of (worker, prompt, cached blocks, requests,
-        their prompt tokens)."""
+        their prompt tokens); without `cached` it does not keep track of cached blocks, and says 0."""
+        self.r.reads = cached
         self.hook, self.score = hook, hook_of(hook)
         self.r.choose, self.r.choose_context = lowest_score, &self.score
 

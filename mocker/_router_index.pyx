@@ -14,7 +14,7 @@ from libc.string cimport memset
 
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint64_t
 from mocker._kv cimport Event, Piece, Pool
-from mocker._router cimport ROUTE_CALL, ROUTE_KV, ROUTER_MEMORY, Hold, KeyTable, Router, Segment, Ticket
+from mocker._router cimport ROUTER_MEMORY, Hold, KeyTable, Router, Segment, Ticket
 from mocker._router_tiers cimport TIER_EXTERNAL, TIER_HOST, lower_cleared, lower_event
 
 
@@ -209,7 +209,7 @@ cdef void index_events(Router* r, int32_t worker, Pool* pool) noexcept nogil:
     cdef int64_t i, k
     cdef Event* e
     cdef Piece* p
-    if r.kind == ROUTE_KV or r.kind == ROUTE_CALL:
+    if r.reads:
         for i in range(pool.events_used):
             e = &pool.events[i]
             if e.tier:                         # not on the GPU

@@ -17,6 +17,7 @@ import numpy as np
 
 from mocker._carry cimport CARRY_MEMORY, COPY, COUNT, LIST, LOAD, SAVE, Carrier, carry, carry_array
 from mocker._carry_engines cimport core_carry, rules_carry
+from mocker._carry_record cimport timeline_carry, timeline_free
 from mocker._carry_router cimport router_carry
 from mocker._carry_sglang cimport sgl_carry
 from mocker._cluster cimport Cluster
@@ -26,6 +27,7 @@ from mocker._core cimport Core, Request
 from mocker._disagg cimport DisaggCluster
 from mocker._engine cimport EngineCore
 from mocker._heap cimport Heap, Pending
+from mocker._record cimport Recorder, Timeline
 from mocker._requests cimport core_free
 from mocker._router cimport Router, RouterCore
 from mocker._router_loads cimport router_free
@@ -38,7 +40,7 @@ from mocker._watch cimport Watch
 from mocker._workers cimport KIND_RULES, KIND_SGLANG, ROLE_PREFILL, Team, View
 
 LAYOUT = (sizeof(Core), sizeof(Request), sizeof(SglangCore), sizeof(SglRequest), sizeof(VllmRulesCore), sizeof(Router),
-          sizeof(View), sizeof(Team), sizeof(void*))
+          sizeof(View), sizeof(Team), sizeof(Timeline), sizeof(void*))
 """Sizes of structures: bytes can be loaded where these are the same."""
 
 
@@ -172,6 +174,8 @@ cdef int everything(Carrier* io, Cluster c) except -1:
         clock_carry(io, c)
         collector_carry(io, c.collector, c.n)
         workers_carry(io, c)
+        if c.timeline != NULL:
+            timeline_carry(io, c.timeline)
         for i in range(2):
             if routers[i] != NULL:
                 router_carry(io, routers[i], places[i])
@@ -210,8 +214,8 @@ def save(Cluster c):
 
 def head_of(Cluster c):
     """What `load` and `copy` have to know of a replay."""
-    if c.offload is not None or c.timeline != NULL or c.grow is not None:
-        raise ValueError("recorders, tiers below the workers and prompts that grow are not carried")
+    if c.offload is not None or c.grow is not None:
+        raise ValueError("tiers below the workers and prompts that grow are not carried")
     return {"layout": LAYOUT, "rows": c.n, "roles": c.roles,
             "gone": [engine is None for engine in c.engines], "departed": dict(c.departed), "leavers": list(c.leavers),
             "apart": c.apart_gaps != NULL, "columns": columns_of(c),
@@ -308,6 +312,8 @@ cdef object twin(Cluster like, dict head, tokens):
         c.planner, c.recruit, c.first_tick, c.watch = like.planner, like.recruit, like.first_tick, Watch(False)
         c.startup_ms = like.startup_ms
         c.held = np.empty(n, np.int64)
+    if like.recorder is not None:
+        c.record(Recorder(1.0, 2))
     c.departed, c.leavers = dict(head["departed"]), list(head["leavers"])
     for w in range(c.workers):
         if head["gone"][w]:
@@ -326,6 +332,8 @@ cdef int clear(Cluster c) except -1:
         free(c.teams[w].members)
         free(c.teams[w].active)
         c.teams[w].members = c.teams[w].active = NULL
+    if c.timeline != NULL:
+        timeline_free(c.timeline)
     for w in range(c.workers):
         if c.cores[w] == NULL:
             continue

@@ -36,6 +36,8 @@ class RoutingScore(RoutingPolicy):
     ----------
     function : callable, Numba CFunc, capsule or int
         Of (worker, prompt tokens, blocks of the prompt that it has cached, its requests, their prompt tokens).
+    uses_cached : bool
+        The score depends on cached blocks. Without, nobody keeps track of them, and the function gets 0.
 
     Raises
     ------
@@ -44,6 +46,7 @@ class RoutingScore(RoutingPolicy):
     """
 
     function: Any
+    uses_cached: bool = True
     kind = "function"
 
     def __post_init__(self) -> None:
@@ -53,7 +56,7 @@ class RoutingScore(RoutingPolicy):
         """Make the compiled router; see :meth:`mocker.router.RoutingPolicy.core`."""
         options["function"] = self.function if callable(self.function) else abs
         made = super().core(block_size, workers, **options)
-        made.use_score(_hook(self.function, 5))
+        made.use_score(_hook(self.function, 5), self.uses_cached)
         return made
 
 

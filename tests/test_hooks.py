@@ -76,6 +76,21 @@ def test_a_score_of_requests_is_least_requests(kind):
          built_in)
 
 
+def test_scores_that_do_not_use_cached_blocks():
+    told = set()
+
+    def seen(worker, prompt, cached, requests, tokens):
+        told.add(cached)
+        return float(requests)
+
+    plain = simulate(trace(2), num_workers=3, router_mode=RoutingScore(seen), extra_engine_args=small())
+    assert len(told) > 1
+    told.clear()
+    same(simulate(trace(2), num_workers=3, router_mode=RoutingScore(seen, uses_cached=False),
+                  extra_engine_args=small()), plain)
+    assert told == {0}
+
+
 def test_scores_see_cached_blocks():
     router = Router(RoutingScore(compiled(by_cache)), 4, 3)
     assert router.choose("a", list(range(8))).worker == 0

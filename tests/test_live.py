@@ -292,14 +292,30 @@ def test_what_is_refused():
         open_simulation(work, workers=2)
     with pytest.raises(ValueError, match="no progress"):
         open_simulation(work, progress=print)
-    recorded = open_simulation(work, recording=mocker.Recording(), **arguments)
-    with pytest.raises(ValueError, match="records cannot be copied"):
-        recorded.fork()
     data = bytearray(pickle.dumps(sim.snapshot()))
     at = data.index(sim.snapshot()._data[:200])
     data[at + 100] ^= 1
     with pytest.raises(ValueError, match="damaged"):
         pickle.loads(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["three", "kv_queue", "kv_sglang", "rules_async_kv", "disagg_kv", "closed"])
+def test_copies_record_alike(name):
+    """Series, passes and reports of copies, while the log of passes is thinned out."""
+    arguments = {**CASES[name], "recording": mocker.Recording(passes=60)}
+    sim = open_simulation(trace(5), **arguments)
+    for _ in range(3):
+        sim.run_completions(9)
+        snapshot, copies = sim.snapshot(), [sim.fork(), pickle.loads(pickle.dumps(sim))]
+        partial = sim.result().timeline
+    sim.restore(snapshot)
+    whole = sim.run().result()
+    for copy in copies:
+        got = copy.run().result()
+        same(got, whole)
+        for field in ("interval_ms", "series", "router_queue", "passes", "sampling"):
+            np.testing.assert_equal(getattr(got.timeline, field), getattr(whole.timeline, field))
+    assert len(partial.passes["start_ms"]) > 0 and sim.result() is whole
 
 
 def test_every_owned_array_is_carried():
@@ -313,6 +329,7 @@ def test_every_owned_array_is_carried():
             ("_ranks.pxd", ["Ranks"], {"now"}),
             ("_rules.pxd", ["Extra", "VllmRulesCore"], {"c"}), ("_radix.pxd", ["Map", "Node", "Radix"], set()),
             ("_sglang.pxd", ["SglRequest", "SglangCore"], {"rows", "gaps"}),
+            ("_record.pxd", ["Timeline"], set()),
             ("_router.pxd", ["KeyTable", "Segment", "Ticket", "QueueClass", "Router"],
              {"choose_context", "estimate_context"})]:
         text = (package / file).read_text()

@@ -425,8 +425,6 @@ class RunningSimulation:
     def _copyable(self) -> None:
         if self._cluster.offload is not None:
             raise ValueError("a simulation with tiers below its KV pools cannot be copied; leave num_g2_blocks out")
-        if self._arguments["recording"] is not None:
-            raise ValueError("a simulation that records cannot be copied; open it without recording=")
         if self._workload.growing is not None:
             raise ValueError("a simulation whose prompts depend on earlier answers cannot be copied")
         if self._arguments["planner"] is not None:
