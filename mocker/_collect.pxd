@@ -27,7 +27,25 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
     LogSummary* summary            # NULL: nothing folded in yet
 
 
-cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil
+cdef bint gaps_room(Gaps* g) noexcept nogil
+
+
+cdef inline void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:
+    if g.used >= g.room and not gaps_room(g):
+        return
+    g.values[g.used] = value
+    g.weights[g.used] = weight
+    g.used += 1
+
+
+cdef inline void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
+    """Add `weight` gaps of `value` ms (negative ones count as 0)."""
+    if not (value > 0.0):
+        g.zeros += weight
+    elif g.used > 0 and g.values[g.used - 1] == value:
+        g.weights[g.used - 1] += weight
+    else:
+        gaps_append(g, value, weight)
 
 
 cdef class Collector:

@@ -18,6 +18,29 @@ from mocker._distribution cimport (
     FINE_BINS, fine_value, summary_add, summary_free, summary_new, summary_sketch, summary_statistics)
 from mocker._select cimport bits_of
 
+# A long log is written once from one end to the other: where the system has large pages on request, it takes them
+# instead of a fault for every 512 entries.
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <stdint.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #endif
+    static void mocker_large_pages(void *memory, size_t bytes) {
+    #if defined(__linux__) && defined(MADV_HUGEPAGE)
+        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
+        uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+        if (end > first)
+            madvise((void *)first, end - first, MADV_HUGEPAGE);
+    #else
+        (void)memory, (void)bytes;
+    #endif
+    }
+    """
+    void large_pages "mocker_large_pages"(void* memory, size_t bytes) noexcept nogil
+
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time
     LONG = 65536                   # entries of a log that has turned out to be long
@@ -26,17 +49,6 @@ cdef enum:
 
 TIMES = ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms")
 COUNTS = ("output_tokens", "reused_input_tokens", "first_reused_input_tokens")
-
-
-cdef void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
-    """Add `weight` gaps of `value` ms (negative ones count as 0)."""
-    if not (value > 0.0):
-        g.zeros += weight
-        return
-    if g.used > 0 and g.values[g.used - 1] == value:
-        g.weights[g.used - 1] += weight
-    else:
-        gaps_append(g, value, weight)
 
 
 cdef inline int64_t fold_step(Gaps* g) noexcept nogil:
@@ -85,16 +97,11 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
             return False
         g.weights = <int64_t*>moved
         g.cap = cap
+        if cap >= RESERVE:
+            large_pages(g.values, cap * sizeof(double))
+            large_pages(g.weights, cap * sizeof(int64_t))
     g.room = min(g.cap, g.fold_at)
     return True
-
-
-cdef inline void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:
-    if g.used >= g.room and not gaps_room(g):
-        return
-    g.values[g.used] = value
-    g.weights[g.used] = weight
-    g.used += 1
 
 
 cdef int settle(Gaps* g) except -1:

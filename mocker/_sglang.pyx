@@ -25,7 +25,10 @@ from mocker._sglang_pass cimport run_pass
 from mocker._sglang_requests cimport (
     destination_activate, destination_reserve, destination_retry, indices, numbers, request_drop, source_release,
     waiting_append, waiting_at)
-from mocker._timing cimport timing_decode_ms, timing_free
+from mocker._timing cimport timing_decode_ms, timing_decode_run, timing_free
+
+cdef enum:
+    AHEAD = 32                     # decode times that are computed in a row
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -218,6 +221,8 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
     cdef SglRequest* r
     cdef Node* x
     cdef double next_now, first = now, left, expected, step
+    cdef double[AHEAD] ms                      # durations of the passes from here on, of which `used` have passed
+    cdef int64_t known = 0, used = 0
     cdef bint watch = False
     if not c.steady or c.nextn or c.tree.told or c.real_tokens or c.metrics or n == 0 or c.n_prebuilt > 0:
         return now
@@ -255,8 +260,14 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
             look = m + 1
             if <double>need - left > 2.0 * step:
                 look = m + <int64_t>min((<double>need - left) / step, 1e15)
-        next_now = now + timing_decode_ms(&c.timing, n, context if context < c.total else c.total,
-                                          context // n if c.timing.model != NULL else 0)
+        if c.timing.model != NULL:
+            next_now = now + timing_decode_ms(&c.timing, n, min(context, c.total), context // n)
+        else:
+            if used == known:
+                known, used = min(k - m, min(2 * known, AHEAD) if known > 0 else 8), 0
+                timing_decode_run(&c.timing, context, n, c.total, known, ms)
+            next_now = now + ms[used]
+            used += 1
         if not (next_now < INFINITY):
             break
         if c.gaps != NULL:

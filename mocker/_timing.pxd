@@ -40,3 +40,5 @@ cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefi
 cdef double model_decode(Model* m, int64_t batch, int64_t tokens, int64_t context) noexcept nogil
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil
+cdef void timing_decode_run(Timing* t, int64_t active_blocks, int64_t step, int64_t most, int64_t count,
+                            double* ms) noexcept nogil

@@ -23,7 +23,7 @@ cdef double SHORT = 1e6            # seconds: below it a double tells nanosecond
 cdef double PLAIN = 1e12           # nanoseconds: below it a product's error is under 1e-4
 
 
-cdef double rounded_seconds(double seconds) noexcept nogil:
+cdef inline double rounded_seconds(double seconds) noexcept nogil:
     """Seconds after a trip through whole nanoseconds; infinity if out of range."""
     cdef double product, error, part
     cdef int64_t nanos
@@ -51,7 +51,7 @@ cdef double rounded_seconds(double seconds) noexcept nogil:
     return <double>(nanos // 1000000000) + <double>(nanos % 1000000000) / 1e9
 
 
-cdef double scaled_ms(double ms, double ratio) noexcept nogil:
+cdef inline double scaled_ms(double ms, double ratio) noexcept nogil:
     cdef double seconds = rounded_seconds(ms / 1000.0)
     if ratio == 1.0 and seconds < SHORT:
         return seconds * 1000.0
@@ -126,19 +126,35 @@ cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_
     return scaled_ms(ms, t.speedup)
 
 
+cdef inline double polynomial_decode(Timing* t, int64_t active_blocks) noexcept nogil:
+    cdef double share = <double>(active_blocks * t.block_size) / t.total_tokens
+    cdef double ms = -25.74 * (share * share) + 54.01 * share + 5.74
+    if not (ms >= 1.0):
+        ms = 1.0
+    return scaled_ms(ms, t.speedup * t.decode_speedup)
+
+
+cdef void timing_decode_run(Timing* t, int64_t active_blocks, int64_t step, int64_t most, int64_t count,
+                            double* ms) noexcept nogil:
+    """Durations of `count` decode passes without a model, each with `step` more active blocks, up to `most`.
+
+    Nothing is remembered. Made in a row, so that the divisions of several are under way at a time.
+    """
+    cdef int64_t k
+    for k in range(count):
+        ms[k] = polynomial_decode(t, min(active_blocks, most))
+        active_blocks += step
+
+
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil:
     """Duration of the decode part, ms; `batch` > 0 ready requests of mean length `context`, `active_blocks` held."""
-    cdef double share, ms, result
+    cdef double result
     if active_blocks < t.memo and t.decode_by_active[active_blocks] >= 0.0:
         return t.decode_by_active[active_blocks]
     if t.model != NULL:
         return scaled_ms(model_decode(t.model, batch, active_blocks * t.block_size, context),
                          t.speedup * t.decode_speedup)
-    share = <double>(active_blocks * t.block_size) / t.total_tokens
-    ms = -25.74 * (share * share) + 54.01 * share + 5.74
-    if not (ms >= 1.0):
-        ms = 1.0
-    result = scaled_ms(ms, t.speedup * t.decode_speedup)
+    result = polynomial_decode(t, active_blocks)
     if active_blocks < t.memo_most:
         remember(t, active_blocks, result)
     return result
