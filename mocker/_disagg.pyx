@@ -23,7 +23,8 @@ from mocker._common cimport (
 from mocker._core cimport Core
 from mocker._engine cimport EngineCore
 from mocker._handoff cimport (
-    handoff_activate, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw, handoff_yield)
+    handoff_activate, handoff_due, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw,
+    handoff_yield)
 from mocker._heap cimport heap_pop, heap_push
 from mocker._offload_pass cimport tiers_begin
 from mocker._record cimport timeline_arrival
@@ -548,6 +549,8 @@ cdef class DisaggCluster(Cluster):
             if role == ROLE_PREFILL and self.routes[0] != NULL and self.kind != KIND_SGLANG:
                 news = news or (<Core*>self.cores[worker]).pool.events_used > 0
                 self.tell(worker)
+            if self.offload is not None and role == ROLE_DECODE:       # a copy down may have made room meanwhile
+                news = news or handoff_due(<Core*>self.cores[worker])
             if role == ROLE_DECODE and v.end_ms > self.cap:
                 self.uncount(v)
             if self.brought(v):
@@ -559,6 +562,8 @@ cdef class DisaggCluster(Cluster):
                     at += 1
                 else:
                     self.tries[worker] = 0
+                    if not self.capacity(worker):
+                        return False
                 continue
             else:
                 self.tries[worker] += 1
@@ -589,6 +594,8 @@ cdef class DisaggCluster(Cluster):
                     and handoff_yield(<Core*>self.cores[worker])):
                 self.tries[worker] = 0
                 found = True
+                if not self.busy[worker] and not self.capacity(worker):
+                    self.failed = True
         return found
 
     cdef bint helped(self, int64_t worker) noexcept nogil:

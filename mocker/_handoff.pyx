@@ -88,6 +88,12 @@ cdef int32_t handoff_retry(Core* c) noexcept nogil:
     return slot
 
 
+cdef bint handoff_due(Core* c) noexcept nogil:
+    """Whether `handoff_retry` would try: somebody is pending, and there may be more room than at the last attempt."""
+    return (c.n_pending > 0 and c.req[c.pending[0]].attempt != c.generation
+            and (c.tiers == NULL or not must_wait(c, c.pending[0])))
+
+
 cdef void handoff_activate(Core* c, int32_t slot) noexcept nogil:
     """The prompt of a reserved destination has arrived: it joins the queue at the back, ready to make tokens."""
     handoff_activate_at(c, slot, NIL)

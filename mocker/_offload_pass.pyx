@@ -55,6 +55,8 @@ cdef bint tiers_make_room(Pool* p, int64_t count) noexcept nogil:
     p.active += count
     granted = offload_enqueue(o, count, &released)
     p.active -= released
+    if released > 0:
+        o.core.generation += 1                 # who waits for a reservation may try again
     if p.capture:
         log_removed(p)
     p.evicted_used = 0

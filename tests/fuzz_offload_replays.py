@@ -150,7 +150,7 @@ def broken(seed: int, seen: collections.Counter[str]) -> str | None:
         seen["stalled"] += 1
         if any(tiers.parked or tiers.deadline is not None for tiers in world.attached):
             return f"stalled while something is under way: {report['stalled'][:2]}"
-        return None if preempting(engines) else f"stalled: {report['stalled'][:2]}"
+        return None if preempting(report["stalled"], seed) else f"stalled: {report['stalled'][:2]}"
     if not set(columns["terminal_status"].tolist()) <= ENDED:
         return f"not all have ended: {collections.Counter(columns['terminal_status'].tolist())}"
     if any(tiers.parked for tiers in world.attached):
@@ -186,9 +186,11 @@ def broken(seed: int, seen: collections.Counter[str]) -> str | None:
     return None
 
 
-def preempting(engines: list[Any]) -> bool:
-    """Requests that preempt one another for ever are the engine's own."""
-    return any(engine.counts["preemptions"] > 100 for engine in engines)
+def preempting(stalled: list[dict[str, Any]], seed: int) -> bool:
+    """Requests that preempt one another for ever, the oldest first, are the engine's own; tiers or not."""
+    arguments = random_cluster(seed)[1]
+    fifo = any(args.preemption_mode == "fifo" for args in arguments.values() if isinstance(args, MockEngineArgs))
+    return fifo and any(row["preemptions"] > 1000 for row in stalled)
 
 
 def bytes_of(tiers: Any, result: Simulation) -> str | None:

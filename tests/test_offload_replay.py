@@ -151,6 +151,11 @@ def test_properties_of_clusters():
         assert seen[what] > 0, what
 
 
+def test_destination_is_reserved_when_a_copy_has_made_room():
+    """A decode worker with nothing to do had its slots back from a copy down, and nobody told who waited for them."""
+    assert broken(306_279, collections.Counter()) is None
+
+
 class At:
     """A planner that wants so many workers from so many ms on."""
 
