@@ -10,7 +10,7 @@ import time
 import numba
 
 import mocker
-from mocker.hooks import RoutingScore
+from mocker.hooks import AdmissionScore, RoutingScore
 from mocker.timing import FormulaTiming, FunctionTiming
 
 FIVE = "float64(int64, int64, int64, int64, int64)"
@@ -62,6 +62,8 @@ def main():
             "  as a cfunc": {"extra_engine_args": args.replace(**{name: numba.cfunc(signature)(function)})},
             "  as a Python function": {"extra_engine_args": args.replace(**{name: function})},
         })
+    groups[-2]["  without time and cache"] = {"extra_engine_args": args.replace(admission_score=AdmissionScore(
+        numba.cfunc(NINE)(in_order), uses_time=False, uses_cached=False))}
     for cases in groups:
         times = dict.fromkeys(cases, float("inf"))
         for _ in range(5):

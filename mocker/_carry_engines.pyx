@@ -51,6 +51,7 @@ cdef void pool_carry(Carrier* io, Pool* p) noexcept nogil:
 cdef void wishes_carry(Carrier* io, AdmissionHook* h, AdmissionHook* before) noexcept nogil:
     """What is kept for a score that is carried already; its functions are those from before."""
     h.score, h.cached, h.engine = before.score, before.cached, before.engine
+    h.timed, h.looks = before.timed, before.looks
     carry_array(io, <void**>&h.wishes, h.cap, h.cap, sizeof(Wish))
 
 

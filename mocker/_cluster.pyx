@@ -455,7 +455,9 @@ cdef class Cluster(Lanes):
                         if self.fast & FAST_AHEAD and self.apart() and not self.ahead(worker, done):
                             return True
                     elif c.steady and self.fast & FAST_CLOCK:
-                        until = self.next_ready() if c.n_waiting == 0 or self.limit_active > 0 else INFINITY
+                        until = INFINITY
+                        if c.n_waiting == 0 or self.limit_active > 0 or self.wishes:
+                            until = self.next_ready()
                         until = min(min(until, self.next_cancel()), self.horizon)
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1

@@ -15,7 +15,7 @@ from mocker._core cimport Core, Request
 from mocker._handoff cimport (
     handoff_activate_at, handoff_hasten, handoff_release_source, handoff_reserve, handoff_retry, handoff_withdraw)
 from mocker._hash cimport hash_blocks
-from mocker._hooks cimport ScoreHook, hook_of, wish_note
+from mocker._hooks cimport ScoreHook, admission_use, hook_of, wish_note
 from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._kv_ranked cimport pool_rank
 from mocker._models cimport CompiledModel, raise_time
@@ -98,7 +98,8 @@ cdef class EngineCore:
         timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup)
         pool_rank(&c.pool, hook_of(hooks[2]), &c.last_start)
         self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
-        c.victim, c.admission.score = hook_of(hooks[0]), hook_of(hooks[1])
+        c.victim = hook_of(hooks[0])
+        admission_use(&c.admission, hooks[1])
         c.admission.cached, c.admission.engine = cached_prompt, c
         if timing is not None:
             timing_use(&c.timing, &timing.model)

@@ -29,6 +29,8 @@ cdef struct AdmissionHook:
     Hook score                     # of who waits; the lowest goes first, infinity: not now
     CachedFn cached                # tokens of a request that an engine would find cached
     void* engine
+    bint timed                     # the score depends on how long somebody has waited
+    bint looks                     # and on what is cached; without, it gets 0
     Wish* wishes                   # [cap] by slot; kept if there is a score
     int64_t cap
 
@@ -36,6 +38,8 @@ cdef struct AdmissionHook:
 cdef class ScoreHook:
     cdef void* compiled            # NULL: the Python function
     cdef int numbers               # FIVE or NINE
+    cdef bint timed                # as in AdmissionHook
+    cdef bint looks
     cdef object function
     cdef object keep               # owner of the compiled function's code
     cdef object failure            # exception of the Python function, or what is wrong with a score; not raised yet
@@ -46,5 +50,6 @@ cdef class ScoreHook:
 
 
 cdef Hook hook_of(ScoreHook hook) noexcept
+cdef void admission_use(AdmissionHook* h, ScoreHook hook) noexcept
 cdef bint wish_note(AdmissionHook* h, int32_t slot, double arrived, int64_t priority) noexcept nogil
 cdef void ring_to_front(int32_t* ring, int64_t head, int64_t cap, int64_t place) noexcept nogil

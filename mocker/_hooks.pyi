@@ -1,4 +1,5 @@
 from collections.abc import Callable
 
 class ScoreHook:
-    def __init__(self, address: int, function: Callable[..., float] | object | None, numbers: int) -> None: ...
+    def __init__(self, address: int, function: Callable[..., float] | object | None, numbers: int,
+                 timed: bool = True, looks: bool = True) -> None: ...

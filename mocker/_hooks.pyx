@@ -22,12 +22,14 @@ cdef class ScoreHook:
         The Python function, or what keeps the compiled one alive.
     numbers : int
         How many integers it takes: 5 or 9.
+    timed, looks : bool
+        Of those who wait: it depends on how long, and on what is cached.
     """
 
-    def __cinit__(self, uintptr_t address, function, int numbers):
+    def __cinit__(self, uintptr_t address, function, int numbers, bint timed=True, bint looks=True):
         if numbers != FIVE and numbers != NINE:
             raise ValueError(f"a score function takes 5 or 9 integers, got {numbers}")
-        self.compiled, self.numbers = <void*>address, numbers
+        self.compiled, self.numbers, self.timed, self.looks = <void*>address, numbers, timed, looks
         self.function, self.keep = (None, function) if address else (function, None)
 
     cdef double call(self, const int64_t* facts) noexcept with gil:
@@ -72,6 +74,13 @@ cdef Hook hook_of(ScoreHook hook) noexcept:
         made.ask = ask
     made.context = <void*>hook
     return made
+
+
+cdef void admission_use(AdmissionHook* h, ScoreHook hook) noexcept:
+    """Let a score, or none, say who is admitted."""
+    h.score = hook_of(hook)
+    if hook is not None:
+        h.timed, h.looks = hook.timed, hook.looks
 
 
 cdef bint wish_note(AdmissionHook* h, int32_t slot, double arrived, int64_t priority) noexcept nogil:

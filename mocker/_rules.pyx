@@ -222,9 +222,10 @@ cdef double rules_forward(VllmRulesCore* x, double now, double until, double las
     cdef bint late = (x.rules & RULE_LATE) != 0, whole = lazy(x)
     if not c.steady or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
         return now
-    if c.n_waiting > 0 and (c.preempted or not (
-            c.reason == STOP_SEQS or (c.reason == STOP_WAIT and c.admission.score.ask == NULL))):
+    if c.n_waiting > 0 and (c.preempted or not (c.reason == STOP_WAIT or c.reason == STOP_SEQS)):
         return now
+    if c.n_waiting > 0 and c.reason == STOP_WAIT and c.admission.score.ask != NULL and c.admission.timed:
+        return now                             # somebody else may be the one to be admitted in the next pass
     k = (<int64_t>1) << 62
     for i in range(c.n_running):
         slot = c.running[i]

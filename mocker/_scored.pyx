@@ -46,8 +46,11 @@ cdef int32_t lowest_waiting(Core* c) noexcept nogil:
         if slot < 0:
             continue
         r = &c.req[slot]
-        facts[0], facts[1] = r.id, <int64_t>((c.last_start - c.admission.wishes[slot].arrived) * 1000.0)
-        facts[2], facts[3] = r.prompt, c.admission.cached(c.admission.engine, r)
+        facts[0], facts[1], facts[2], facts[3] = r.id, 0, r.prompt, 0
+        if c.admission.timed:
+            facts[1] = <int64_t>((c.last_start - c.admission.wishes[slot].arrived) * 1000.0)
+        if c.admission.looks:
+            facts[3] = c.admission.cached(c.admission.engine, r)
         facts[4], facts[5], facts[6] = r.gen, r.limit, c.admission.wishes[slot].priority
         score = c.admission.score.ask(c.admission.score.context, facts)
         if isnan(score):

@@ -70,8 +70,11 @@ cdef bint first_by_score(SglangCore* c, double now) noexcept nogil:
     for i in range(c.n_waiting):
         slot = waiting_at(c, i)
         r = &c.req[slot]
-        facts[0], facts[1] = r.id, <int64_t>((now - c.admission.wishes[slot].arrived) * 1000.0)
-        facts[2], facts[3] = r.prompt, radix_match_pages(&c.tree, &r.path, r.full) * c.page
+        facts[0], facts[1], facts[2], facts[3] = r.id, 0, r.prompt, 0
+        if c.admission.timed:
+            facts[1] = <int64_t>((now - c.admission.wishes[slot].arrived) * 1000.0)
+        if c.admission.looks:
+            facts[3] = radix_match_pages(&c.tree, &r.path, r.full) * c.page
         facts[4], facts[5], facts[6] = r.gen, r.limit, c.admission.wishes[slot].priority
         score = c.admission.score.ask(c.admission.score.context, facts)
         if isnan(score):

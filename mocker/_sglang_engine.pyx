@@ -12,7 +12,7 @@ from mocker._collect cimport Collector
 from mocker._common cimport ERR_HOOK, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._engine cimport raise_score
 from mocker._hash cimport hash_blocks
-from mocker._hooks cimport hook_of, wish_note
+from mocker._hooks cimport admission_use, hook_of, wish_note
 from mocker._kv cimport Event, Piece, path_reserve
 from mocker._models cimport CompiledModel, raise_time
 from mocker._paths cimport PathTable
@@ -92,7 +92,8 @@ cdef class SglangEngine:
         if total > MEMO_TOKENS:
             c.timing.memo_most = 0
         self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
-        c.victim, c.admission.score = hook_of(hooks[0]), hook_of(hooks[1])
+        c.victim = hook_of(hooks[0])
+        admission_use(&c.admission, hooks[1])
         if timing is not None:
             timing_use(&c.timing, &timing.model)
 

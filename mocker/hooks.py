@@ -21,9 +21,9 @@ from .timing import function_address
 __all__ = ["AdmissionScore", "EvictionScore", "RoutingScore", "VictimScore"]
 
 
-def _hook(function: Any, numbers: int) -> ScoreHook:
+def _hook(function: Any, numbers: int, **flags: bool) -> ScoreHook:
     address = function_address("the score", function, numbers)
-    return ScoreHook(0 if address is None else address, function, numbers)
+    return ScoreHook(0 if address is None else address, function, numbers, **flags)
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class VictimScore(EngineScore):
     numbers = 5
 
 
+@dataclass(frozen=True)
 class AdmissionScore(EngineScore):
     """Admit the waiting request with the lowest score, of equal ones the first; nobody while all scores are infinite.
 
@@ -107,6 +108,11 @@ class AdmissionScore(EngineScore):
         Of (request: row of the workload, or an engine object's handle; microseconds since it arrived; prompt tokens;
         of them cached here; tokens generated before it was preempted; tokens to generate; priority; requests running;
         blocks that nobody holds).
+    uses_time : bool
+        The score depends on how long a request has waited. Without, the function gets 0, and passes for which somebody
+        waits for room can be fast-forwarded.
+    uses_cached : bool
+        It depends on what is cached. Without, the function gets 0, and nobody looks it up.
 
     Raises
     ------
@@ -114,7 +120,13 @@ class AdmissionScore(EngineScore):
         It is not callable, or has another signature.
     """
 
+    uses_time: bool = True
+    uses_cached: bool = True
     numbers = 9
+
+    def core(self) -> ScoreHook:
+        """What an engine asks."""
+        return _hook(self.function, self.numbers, timed=self.uses_time, looks=self.uses_cached)
 
 
 class EvictionScore(EngineScore):

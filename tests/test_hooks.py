@@ -171,6 +171,25 @@ def test_scores_do_not_depend_on_the_way_to_replay(name):
     assert (results[0] != results[1]).any()
 
 
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2, "router_mode": "kv_router"}, {"replay_concurrency": 9}])
+@pytest.mark.parametrize("name", [*ENGINES, "trtllm"])
+def test_admission_without_time_or_cache(name, more):
+    """Stretches of passes with somebody waiting are skipped, with the same outcome; facts not wanted are 0."""
+    common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
+    told = set()
+
+    def largest(request, us, prompt, cached, generated, limit, priority, running, free):
+        told.add((us, cached))
+        return np.inf if running > 6 else -float(prompt)
+
+    results = [simulate(trace(4), extra_engine_args=small(**common, admission_score=score), fast_forward=fast, **more)
+               for score in (AdmissionScore(largest), AdmissionScore(largest, uses_time=False, uses_cached=False))
+               for fast in (True, False) if told.clear() is None]
+    for other in results[1:]:
+        same(other, results[0])
+    assert told == {(0, 0)}
+
+
 @pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "disagg"])
 def test_scores_of_evictions(name):
     """Equal scores give the built-in order; what was of use stays; the books are in order."""
@@ -223,6 +242,10 @@ def test_admission_is_told_priorities(engine):
     simulate(replace(trace(4), priority=np.arange(60, dtype=np.int32)),
              extra_engine_args=small(engine, admission_score=first))
     assert max(told) == 59
+    sim = open_simulation(trace(4), extra_engine_args=small(engine, admission_score=first))
+    sim.inject(input_length=8, output_length=2, priority=77)
+    sim.run()
+    assert 77 in told
 
 
 def test_the_cython_example(tmp_path, monkeypatch):

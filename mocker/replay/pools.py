@@ -188,12 +188,12 @@ def _router(choice: Routing, args: MockEngineArgs, workers: int, real_tokens: bo
                        skip_own=not real_tokens, prefill_estimator=choice.estimator)
 
 
-def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None) -> None:
-    """Priorities and policy classes of a trace, for queues."""
-    if trace is None:
-        return
-    classes = trace.policy_class
-    if classes is None and not trace.priority.any() and not trace.strict_priority.any():
+def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None, rows: int, scored: bool) -> None:
+    """Priorities and policy classes of a trace, for queues; zeros if there are none and a score is told of them."""
+    classes = None if trace is None else trace.policy_class
+    if trace is None or (classes is None and not trace.priority.any() and not trace.strict_priority.any()):
+        if scored:
+            cluster.set_ranks(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int32))
         return
     codes = np.zeros(len(trace), np.int32)
     if router is not None:
@@ -286,7 +286,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
         cluster.set_offload(world)
     _look_below(router, world, args)
     if router is not None or args.vllm_scheduling_policy == "priority" or args.admission_score is not None:
-        _set_ranks(cluster, router, workload.trace)
+        _set_ranks(cluster, router, workload.trace, len(workload), args.admission_score is not None)
     _set_growing(cluster, workload, args, collector, limit)
     if workload.cancel_after is not None:
         cluster.set_cancellations(workload.cancel_after)
@@ -319,8 +319,9 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
         decode_router=second, kv_bytes=math.nan if timing[0] is None else float(timing[0]),
         bandwidth=math.nan if timing[1] is None else timing[1],
         full_prompt=prefill.kv_transfer_timing_mode == "full_prompt")
-    if first is not None or prefill.admission_score is not None or decode.admission_score is not None:
-        _set_ranks(cluster, first, workload.trace)
+    scored = prefill.admission_score is not None or decode.admission_score is not None
+    if first is not None or scored:
+        _set_ranks(cluster, first, workload.trace, len(workload), scored)
     _set_growing(cluster, workload, decode, collector, limit)
     if workload.cancel_after is not None:
         cluster.set_cancellations(workload.cancel_after)
