@@ -5,7 +5,6 @@ Answers to `emit_ready_tokens` and `emit_speculative_ready_tokens` of `scheduler
 `common/sequence.rs`. A token costs a few loads and stores; one that opens a block also the pool's operations.
 """
 from libc.math cimport NAN
-from libc.stdlib cimport free, malloc
 
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
@@ -18,10 +17,6 @@ from mocker._offload_pass cimport tiers_deny
 from mocker._requests cimport finish, note, outgrown, preempt, running_compact, signal
 from mocker._spec cimport rng_u32, sample_output_tokens
 from mocker._timing cimport timing_decode_ms
-
-
-cdef enum:
-    FEW = 512                      # requests whose bursts need no memory of their own
 
 
 cdef void promote(Core* c, Request* r) noexcept nogil:
@@ -196,8 +191,6 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     """Speculative decoding: blocks for the longest bursts first, then the sampled burst of each ready request."""
     cdef int64_t i, k, need, burst, token, spare, longest = 1 if c.worker_type == WORKER_PREFILL else c.nextn + 1
     cdef int64_t together = 0, zeros = 0, total_length
-    cdef int64_t[FEW] few
-    cdef int64_t* bursts = few
     cdef double decode = 0.0, at
     cdef int32_t slot, victim
     cdef Request* r
@@ -241,18 +234,6 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     if c.worker_type != WORKER_PREFILL:
         decode = timing_decode_ms(&c.timing, n, c.pool.active - need, total_length // n)
     at = start + decode
-    if n > FEW:
-        bursts = <int64_t*>malloc(n * sizeof(int64_t))
-        if bursts == NULL:
-            c.error = ERR_MEMORY
-            return 0.0
-    for i in range(n):
-        r = &c.req[c.ready[i]]
-        burst = r.limit - r.gen
-        if c.worker_type == WORKER_PREFILL:
-            bursts[i] = 1
-        else:
-            bursts[i] = sample_output_tokens(&c.rng, c.rates, c.nextn, burst)
     spare = need
     if c.tiers != NULL:
         for i in range(n):
@@ -260,7 +241,9 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
     for i in range(n):
         slot = c.ready[i]
         r = &c.req[slot]
-        burst = bursts[i]
+        burst = 1
+        if c.worker_type != WORKER_PREFILL:
+            burst = sample_output_tokens(&c.rng, c.rates, c.nextn, r.limit - r.gen)
         if (plain and r.len & c.mask and (r.len & c.mask) + burst <= c.mask + 1 and r.gen > 1
                 and r.gen + burst < r.limit and r.last_ms == c.last_emit):
             r.len += burst                     # the usual burst: inside its block, after its own last token
@@ -301,8 +284,6 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
             changed = True
         else:
             r.computed = r.len - 1
-    if bursts != few:
-        free(bursts)
     c.pool.active -= spare
     c.made_by = n
     if changed:
