@@ -148,7 +148,7 @@ def test_an_error_far_down(tmp_path, small, text, match):
     assert all(row["terminal_status"] == "completed" for row in written)
 
 
-def test_rows_left_out(tmp_path, small):
+def test_rows_left_out(tmp_path, small, monkeypatch):
     path = tmp_path / "t.jsonl.gz"
     rows = lines(200)
     rows[20] = rows[150] = "{"
@@ -156,6 +156,9 @@ def test_rows_left_out(tmp_path, small):
     path.write_bytes(gzip.compress("\n".join(rows).encode()))
     result = mocker.simulate(mocker.TraceStream(path, on_error="skip"))
     assert result.report["completed_requests"] == 178
+    monkeypatch.setattr(stream, "MAX_SKIPPED", 10)
+    with pytest.raises(TraceError, match="more than 10 rows"):
+        mocker.simulate(mocker.TraceStream(path, on_error="skip"))
     assert len(result.meta["skipped_rows"]) == 22 and ":151:" in result.meta["skipped_rows"][1]
     path.write_bytes(gzip.compress("\n".join(lines(2000)).encode())[:-300])
     with pytest.raises(TraceError, match="gzip data ends too early"):
@@ -182,6 +185,7 @@ def test_what_needs_the_whole_trace(tmp_path):
             ({"num_workers": 2, "router_mode": "prefix_affinity"}, "prefix_affinity"),
             ({"replay_concurrency": 4}, "concurrency"),
             ({"recording": mocker.Recording()}, "recording"), ({"arrival_speedup_ratio": 0.0}, "speedup"),
+            ({"arrival_speedup_ratio": 1e-308}, "infinite"),
             ({"extra_engine_args": mocker.MockEngineArgs(block_size=1024)}, "must divide"),
             ({"extra_engine_args": mocker.MockEngineArgs(num_g2_blocks=9, kv_bytes_per_token=1)}, "num_g2_blocks"),
             ({"trace_format": "qwen"}, "trace_format")):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..trace import Trace, TraceError
 from . import DEFAULT_BLOCK_SIZE, FORMATS, _check_block_size, _find, columns, mooncake
-from .source import BOM, GZIP_MAGIC, ZSTD_MAGIC, Source
+from .source import BOM, GZIP_MAGIC, MAX_SKIPPED, ZSTD_MAGIC, Source
 
 __all__ = ["TraceStream"]
 
@@ -109,7 +109,7 @@ class TraceStream:
                       given_block_size=self._given, clamp=self._clamp, auto=self._format == "auto", skipped=skipped)
 
     def _lines(self, file: IO[bytes], head: bytes) -> Iterator[Trace]:
-        line = 0                               # lines before the block
+        line = lost = 0                        # lines before the block, and rows of them that were left out
         for data in _whole_lines(_unpacked(file, head, self.path)):
             if data[:2] in (b"\xff\xfe", b"\xfe\xff") and line == 0:
                 raise TraceError("is UTF-16, not UTF-8; convert the file to UTF-8", self.path, 1, "row")
@@ -126,6 +126,10 @@ class TraceStream:
                         at = None if error.line is None else error.line + line
                         raise TraceError(error.problem, self.path, at, error.field) from None
                     block = None
+                lost += len(skipped or ())
+                if lost > MAX_SKIPPED:
+                    raise TraceError(f"has more than {MAX_SKIPPED:,} rows that cannot be read; is this the right "
+                                     "format?", self.path)
                 errors = tuple(TraceError(e.problem, self.path, (e.line or 0) + line, e.field) for e in skipped or ())
                 if block is not None:
                     yield replace(block, line=block.line + line, skipped=errors)

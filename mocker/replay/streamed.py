@@ -125,8 +125,11 @@ class _Feed:
         if len(rows.free) < n:
             self._grow(max(n - len(rows.free), len(rows)))
         places, rows.free = np.sort(rows.free[:n]), rows.free[n:]
-        rows.arrival[places] = (block.arrival_ms - self._low + 0.0) / self._speedup
+        with np.errstate(over="ignore", under="ignore"):
+            rows.arrival[places] = (block.arrival_ms - self._low + 0.0) / self._speedup
         self._last = float(rows.arrival[places[-1]])
+        if not math.isfinite(self._last):
+            raise ValueError(f"arrival_speedup_ratio {self._speedup} makes times infinite; choose a larger one")
         rows.prompt[places], rows.wanted[places] = block.input_length, block.output_length
         rows.limit[places] = output_limits(self._args, block.input_length, block.output_length)
         rows.number[places] = np.arange(self.read, self.read + n)
