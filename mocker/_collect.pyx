@@ -128,14 +128,22 @@ cdef class Collector:
 
     def __cinit__(self, int64_t n, bint blank=True):
         cdef int64_t i
+        cdef double[:, ::1] times = np.empty((4, n))
+        cdef int64_t[:, ::1] counts = np.zeros((3, n), np.int64) if blank else np.empty((3, n), np.int64)
+        cdef int8_t[::1] ends = np.zeros(n, np.int8)
         cdef double* time
-        times = np.empty((4, n))
-        counts = np.zeros((3, n), np.int64) if blank else np.empty((3, n), np.int64)
-        columns = dict(zip(TIMES, times))
-        columns.update(zip(COUNTS, counts))
-        columns["terminal"] = np.zeros(n, np.int8)
-        self.point(columns, n)
-        time = self.rows.first_admit           # the first of four columns in one piece
+        columns = dict(zip(TIMES, times.base))
+        columns.update(zip(COUNTS, counts.base))
+        columns["terminal"] = ends.base
+        self.columns, self.n = columns, n
+        if n == 0:
+            return
+        time = &times[0, 0]
+        self.rows.first_admit, self.rows.first_token = time, time + n
+        self.rows.second_gap, self.rows.last_token = time + 2 * n, time + 3 * n
+        self.rows.tokens = &counts[0, 0]
+        self.rows.reused, self.rows.first_reused = self.rows.tokens + n, self.rows.tokens + 2 * n
+        self.rows.terminal = &ends[0]
         for i in range(4 * n if blank else 0):
             time[i] = NAN
 

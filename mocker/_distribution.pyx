@@ -494,34 +494,40 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
     cdef double first, whole, mean_gap
     cdef bint served, done
     cdef int which
+    cdef const double* came = &arrival[0] if n else NULL
+    cdef const double* began = &first_token[0] if n else NULL
+    cdef const double* ended = &last_token[0] if n else NULL
+    cdef const double* gap = &second_gap[0] if n else NULL
+    cdef const int64_t* made = &output_tokens[0] if n else NULL
+    cdef const int8_t* how = &terminal[0] if n else NULL
     if samples == NULL:
         raise MemoryError
     with nogil:
         memset(&t, 0, sizeof(Totals))
         for i in range(n):
             was[i] = 0
-            if isnan(arrival[i]):
+            if isnan(came[i]):
                 continue
             t.requests += 1
-            t.terminal[terminal[i] & 7] += 1
-            served = not (isnan(first_admit[i]) or isnan(first_token[i]))
-            done = served if reference else terminal[i] == 1
+            t.terminal[how[i] & 7] += 1
+            served = not (isnan(first_admit[i]) or isnan(began[i]))
+            done = served if reference else how[i] == 1
             t.completed += done
             if not served:
                 continue
             was[i] = 1
-            outputs = output_length[i] if reference else output_tokens[i]
+            outputs = output_length[i] if reference else made[i]
             t.inputs += input_length[i]
             t.outputs += outputs
             t.reused += reused[i]
             t.first_reused += first_reused[i]
-            if last_token[i] > t.last:
-                t.last = last_token[i]
-            first = positive(first_token[i] - arrival[i])
+            if ended[i] > t.last:
+                t.last = ended[i]
+            first = positive(began[i] - came[i])
             samples[used] = first
             used += 1
             if done:
-                whole = positive(last_token[i] - arrival[i])
+                whole = positive(ended[i] - came[i])
                 mean_gap = (whole - first) / <double>max(outputs - 1, 1)
                 if not (whole > sla_e2e or first > sla_ttft or (mean_gap > sla_itl and outputs > 1)):
                     t.good += 1
@@ -529,18 +535,18 @@ def summarise(const double[::1] arrival, const double[::1] first_admit, const do
         plain(samples, used, &moments[0], at[0], spare)
         used = 0
         for i in range(n):
-            samples[used] = second_gap[i]
-            used += was[i] & (not isnan(second_gap[i]))
+            samples[used] = gap[i]
+            used += was[i] & (not isnan(gap[i]))
         plain(samples, used, &moments[1], at[1], spare)
         used = 0
         for i in range(n):
-            samples[used] = positive(last_token[i] - first_token[i]) / <double>max(output_tokens[i] - 1, 1)
-            used += was[i] & (output_tokens[i] >= 2)
+            samples[used] = positive(ended[i] - began[i]) / <double>max(made[i] - 1, 1)
+            used += was[i] & (made[i] >= 2)
         plain(samples, used, &moments[2], at[2], spare)
         used = 0
         for i in range(n):
-            samples[used] = positive(last_token[i] - arrival[i])
-            used += was[i] & (reference or terminal[i] == 1)
+            samples[used] = positive(ended[i] - came[i])
+            used += was[i] & (reference or how[i] == 1)
         plain(samples, used, &moments[3], at[3], spare)
     free(samples)
     totals = {"requests": t.requests, "completed": t.completed, "inputs": t.inputs, "outputs": t.outputs,

@@ -171,9 +171,10 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
     cdef uint8_t[LOG_BINS] wanted
     cdef int64_t[MOST_RANKS] inside
     cdef uint64_t[MOST_RANKS] bins
-    cdef int64_t i, used = 0
+    cdef int[MOST_RANKS] order         # of the ranks, rising
+    cdef int64_t i, used = 0, below = 0
     cdef uint64_t b
-    cdef int k
+    cdef int k, j
     cdef Scale s = scale_over(low, high, LOG_BINS)
     cdef double* room
     cdef double* picked
@@ -186,12 +187,18 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
         weights[b] += w[i]
         entries[b] += 1
     for k in range(count):
-        b = 0
-        inside[k] = ranks[k]
-        while inside[k] >= weights[b]:
-            inside[k] -= weights[b]
+        j = k
+        while j > 0 and ranks[order[j - 1]] > ranks[k]:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = k
+    b = 0
+    for j in range(count):
+        k = order[j]
+        while ranks[k] - below >= weights[b]:
+            below += weights[b]
             b += 1
-        bins[k] = b
+        bins[k], inside[k] = b, ranks[k] - below
         if not wanted[b]:
             wanted[b] = 1
             start[b] = <int32_t>used
