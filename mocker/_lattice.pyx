@@ -53,6 +53,7 @@ cdef struct Lattice:
     double* prefill_logits         # [BATCHES] by requests
     double* prefill_attention      # square: [PROMPTS, LENGTHS, 2], else [PROMPTS, LENGTHS, CACHED]
     bint square
+    int64_t width                  # tokens of a decoding request in a pass with prompts; 0: such a pass is asked whole
     void* owner                    # the LatticeModel
 
 
@@ -170,17 +171,21 @@ cdef inline double decode_row(Lattice* t, int64_t i, int64_t j, double part) noe
     return ms + (got(t, &row[j + 1], DECODE_ATTENTION, i, j + 1, 0) - ms) * part
 
 
+cdef double decode_attention(Lattice* t, int64_t batch, int64_t context) noexcept nogil:
+    cdef int64_t low, step, i, j = length_below(context, LENGTH_BITS, &low, &step)
+    cdef double part = part_of(context, low, step), ms
+    i = row_below(batch, &low, &step)
+    ms = decode_row(t, i, j, part)
+    if batch == low:
+        return ms
+    return ms + (decode_row(t, i + 1, j, part) - ms) * part_of(batch, low, step)
+
+
 cdef double lattice_decode(void* data, int64_t batch, int64_t tokens, int64_t context) noexcept nogil:
     cdef Lattice* t = <Lattice*>data
-    cdef int64_t low, step, i, j
-    cdef double part, ms
+    cdef double ms
     if 0 < batch < LARGEST and 0 <= context < LARGEST:
-        j = length_below(context, LENGTH_BITS, &low, &step)
-        part = part_of(context, low, step)
-        i = row_below(batch, &low, &step)
-        ms = decode_row(t, i, j, part)
-        if batch != low:
-            ms += (decode_row(t, i + 1, j, part) - ms) * part_of(batch, low, step)
+        ms = decode_attention(t, batch, context)
         ms += by_requests(t, t.decode_rest, DECODE_REST, batch)
         if isfinite(ms):
             return ms
@@ -235,21 +240,44 @@ cdef double prompt_row(Lattice* t, int64_t i, int64_t tokens, int64_t prefix) no
     return ms + (cached_row(t, i, j + 1, k, part) - ms) * part_of(tokens, low, step)
 
 
+cdef double prefill_attention(Lattice* t, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil:
+    cdef int64_t low, step, i = row_below(batch, &low, &step)
+    cdef double ms = prompt_row(t, i, tokens, prefix)
+    if batch == low:
+        return ms
+    return ms + (prompt_row(t, i + 1, tokens, prefix) - ms) * part_of(batch, low, step)
+
+
+cdef inline bint inside(int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil:
+    return (0 < batch < MOST_PROMPTS and 0 < tokens < LARGEST and 0 <= prefix < LARGEST and tokens + prefix < LARGEST
+            and batch * tokens < LARGEST)
+
+
 cdef double lattice_prefill(void* data, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil:
     cdef Lattice* t = <Lattice*>data
-    cdef int64_t low, step, i
     cdef double ms
-    if (0 < batch < MOST_PROMPTS and 0 < tokens < LARGEST and 0 <= prefix < LARGEST and tokens + prefix < LARGEST
-            and batch * tokens < LARGEST):
-        i = row_below(batch, &low, &step)
-        ms = prompt_row(t, i, tokens, prefix)
-        if batch != low:
-            ms += (prompt_row(t, i + 1, tokens, prefix) - ms) * part_of(batch, low, step)
+    if inside(batch, tokens, prefix):
+        ms = prefill_attention(t, batch, tokens, prefix)
         ms += by_tokens(t, batch * tokens)
         ms += by_requests(t, t.prefill_logits, PREFILL_LOGITS, batch)
         if isfinite(ms):
             return ms
     return ask(t.owner, True, batch, tokens, prefix)
+
+
+cdef double lattice_mixed(void* data, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                          int64_t context) noexcept nogil:
+    """All tokens of the pass together, and the attention of either kind; the package's logits are of one row."""
+    cdef Lattice* t = <Lattice*>data
+    cdef int64_t together = batch * tokens + decodes * t.width
+    cdef double ms
+    if t.width > 0 and inside(batch, tokens, prefix) and decodes < LARGEST and 0 <= context and together < LARGEST:
+        ms = prefill_attention(t, batch, tokens, prefix) + decode_attention(t, decodes, context)
+        ms += by_tokens(t, together)
+        ms += by_requests(t, t.prefill_logits, PREFILL_LOGITS, 1)
+        if isfinite(ms):
+            return ms
+    return ask_mixed(t.owner, batch, tokens, prefix, decodes, context)
 
 
 # ---- who fills it -----------------------------------------------------------------------------------------------
@@ -260,6 +288,11 @@ cdef double fill(void* owner, int what, int64_t i, int64_t j, int64_t k) noexcep
 
 cdef double ask(void* owner, bint prefill, int64_t batch, int64_t tokens, int64_t depth) noexcept with gil:
     return (<LatticeModel>owner).ask(prefill, batch, tokens, depth)
+
+
+cdef double ask_mixed(void* owner, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                      int64_t context) noexcept with gil:
+    return (<LatticeModel>owner).ask_mixed(batch, tokens, prefix, decodes, context)
 
 
 cdef class LatticeModel(CompiledModel):
@@ -274,6 +307,11 @@ cdef class LatticeModel(CompiledModel):
         `prefill(batch, tokens, prefix)`, which may raise anything.
     square : bool
         The form of the attention of prompts.
+    mixed : bool
+        Passes of prompts and decoding requests have a time of their own, made of the parts.
+    width : int
+        Tokens of a decoding request in such a pass; 0: `mixed(batch, tokens, prefix, decodes, context)` of the source
+        is asked instead.
     """
 
     cdef Lattice lattice
@@ -281,7 +319,7 @@ cdef class LatticeModel(CompiledModel):
     cdef object source
     cdef dict arrays
 
-    def __init__(self, source, bint square):
+    def __init__(self, source, bint square, bint mixed=False, int64_t width=0):
         cdef Lattice* t = &self.lattice
         self.source = source
         shapes = ((BATCHES,), (ROWS, LENGTHS), (RESTS,), (BATCHES,), (PROMPTS, LENGTHS, 2 if square else CACHED))
@@ -290,9 +328,11 @@ cdef class LatticeModel(CompiledModel):
         t.prefill_rest = place(self.arrays["prefill_rest"])
         t.prefill_logits = place(self.arrays["prefill_logits"])
         t.prefill_attention = place(self.arrays["prefill_attention"])
-        t.square, t.owner = square, <void*>self
+        t.square, t.width, t.owner = square, width, <void*>self
         self.model.prefill, self.model.decode, self.model.data = lattice_prefill, lattice_decode, t
         self.model.by_context = True
+        if mixed:
+            self.model.mixed = lattice_mixed
 
     @property
     def tables(self):
@@ -330,6 +370,17 @@ cdef class LatticeModel(CompiledModel):
         except BaseException as error:
             self.failure = error
         return INFINITY
+
+    cdef double ask_mixed(self, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                          int64_t context) noexcept:
+        try:
+            if self.failure is None:
+                self.calls += 1
+                return checked(self.source.mixed(batch, tokens, prefix, decodes, context), "mixed", batch, tokens,
+                               context)
+        except BaseException as error:
+            self.failure = error
+        return NAN
 
     cdef double ask(self, bint prefill, int64_t batch, int64_t tokens, int64_t depth) noexcept:
         try:

@@ -13,6 +13,7 @@ cdef class CompiledModel:
 
 
 cdef int raise_time(object model) except -1
+cdef int refuse_mixed(CompiledModel model, object whose) except -1
 
 
 cdef struct Grid:

@@ -19,7 +19,7 @@ from libc.string cimport memset
 import numpy as np
 
 from mocker._common cimport int64_t
-from mocker._timing cimport model_decode, model_prefill
+from mocker._timing cimport model_decode, model_mixed, model_prefill
 
 cdef extern from *:
     """
@@ -69,6 +69,11 @@ cdef class CompiledModel:
         self.model.ranks = ranks
 
     @property
+    def mixes(self):
+        """Whether passes of prompts and decoding requests have times of their own."""
+        return self.model.mixed != NULL
+
+    @property
     def by_context(self):
         """Whether decode time depends on the mean length of the requests."""
         return bool(self.model.by_context)
@@ -84,6 +89,18 @@ cdef class CompiledModel:
         self.raise_failure()
         return ms
 
+    def mixed_ms(self, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes, int64_t context):
+        """Unscaled ms of a whole pass of prompts and decoding requests, at least one of each with one new token."""
+        cdef double ms
+        if self.model.mixed == NULL:
+            raise TypeError("this model has no times of mixed passes")
+        if batch <= 0 or tokens <= 0 or decodes <= 0:
+            raise ValueError(f"a mixed pass has prompts, tokens and decoding requests, got {batch}, {tokens}, "
+                             f"{decodes}")
+        ms = model_mixed(&self.model, batch, tokens, prefix, decodes, context)
+        self.raise_failure()
+        return ms
+
     def decode_ms(self, int64_t batch, int64_t tokens, int64_t context):
         """Unscaled ms as engines use it; 0 without requests."""
         cdef double ms
@@ -94,6 +111,13 @@ cdef class CompiledModel:
         ms = model_decode(&self.model, batch, tokens, context)
         self.raise_failure()
         return ms
+
+
+cdef int refuse_mixed(CompiledModel model, object whose) except -1:
+    """For engines that have no use for times of mixed passes."""
+    if model is not None and model.model.mixed != NULL:
+        raise ValueError(f"{whose} cannot use times of mixed steps; take a timing model without mixed=True")
+    return 0
 
 
 cdef int raise_time(object model) except -1:
@@ -413,6 +437,11 @@ cdef double ask_decode(void* owner, int64_t batch, int64_t tokens, int64_t conte
     return (<MemoModel>owner).ask_decode(batch, tokens, context)
 
 
+cdef double memo_mixed(void* data, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                       int64_t context) noexcept with gil:
+    return (<MemoModel>(<Question*>data).owner).ask_mixed(batch, tokens, prefix, decodes, context)
+
+
 cdef class MemoModel(CompiledModel):
     """Python functions, asked once for each distinct question.
 
@@ -424,6 +453,8 @@ cdef class MemoModel(CompiledModel):
         Decode depends on the KV tokens of the pool, on the mean length; if not, `decode` gets 0 for it.
     ahead : int
         0, or the decode times asked at once, for consecutive mean lengths: a power of two.
+    mixed : callable, optional
+        A function of (batch, tokens, prefix, decodes, context) that gives the ms of a pass of both; not remembered.
     """
 
     cdef Question question
@@ -433,22 +464,33 @@ cdef class MemoModel(CompiledModel):
     cdef readonly int64_t calls    # of the functions
     cdef object prefill
     cdef object decode
+    cdef object mixed
 
-    def __init__(self, prefill, decode, bint by_tokens, bint by_context, int64_t ahead):
+    def __init__(self, prefill, decode, bint by_tokens, bint by_context, int64_t ahead, mixed=None):
         if ahead < 0 or ahead & (ahead - 1):
             raise ValueError(f"ahead must be 0 or a power of two, got {ahead}")
-        self.prefill, self.decode, self.ahead = prefill, decode, ahead
+        self.prefill, self.decode, self.ahead, self.mixed = prefill, decode, ahead, mixed
         self.prefills = MemoTable(0)
         self.decodes = MemoTable(ahead.bit_length() - 1 if ahead > 16 else 4)
         self.question.prefills, self.question.decodes = self.prefills.memo, self.decodes.memo
         self.question.by_tokens, self.question.by_context, self.question.owner = by_tokens, by_context, <void*>self
         self.model.prefill, self.model.decode, self.model.data = memo_prefill, memo_decode, &self.question
+        if mixed is not None:
+            self.model.mixed = memo_mixed
         self.model.by_context = by_context
 
     @property
     def tables(self):
         """The memos of prefill (batch, prefix, tokens) and decode (batch, KV tokens or 0, context)."""
         return self.prefills, self.decodes
+
+    cdef double ask_mixed(self, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                          int64_t context) noexcept:
+        try:
+            return checked(self.mixed(batch, tokens, prefix, decodes, context), "mixed", batch, tokens, context)
+        except BaseException as error:
+            self.failure = error
+        return NAN
 
     cdef double ask_prefill(self, int64_t batch, int64_t tokens, int64_t prefix) noexcept:
         cdef double ms

@@ -11,6 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from mocker._common cimport ERR_OK, NIL, ST_FREE, int32_t, int64_t, uint32_t
 from mocker._core cimport Admission, Core, Signal
 from mocker._engine cimport EngineCore
+from mocker._models cimport refuse_mixed
 from mocker._rules cimport (
     RULE_LATE, RULE_SLOT_AT_USE, Batched, Copy, Extra, VllmRulesCore, rules_drop, rules_enqueue, rules_free, rules_init,
     rules_pass, rules_room, rules_under_way)
@@ -94,6 +95,7 @@ cdef class RulesEngine(EngineCore):
             raise ValueError("rule late needs slot_at_use")
         if self.c.nextn or self.c.policy:
             raise ValueError("speculative decoding and TRT-LLM have no scheduler rules")
+        refuse_mixed(self.timing, "vLLM's scheduler rules")
         if rules_init(&self.x, &self.c, rules) != ERR_OK:
             raise MemoryError
         self.x.by_priority, self.x.gate, self.x.threshold = by_priority, gate, threshold

@@ -14,7 +14,7 @@ from mocker._engine cimport raise_score
 from mocker._hash cimport hash_blocks
 from mocker._hooks cimport admission_use, hook_of, wish_note
 from mocker._kv cimport Event, Piece, path_reserve
-from mocker._models cimport CompiledModel, raise_time
+from mocker._models cimport CompiledModel, raise_time, refuse_mixed
 from mocker._paths cimport PathTable
 from mocker._radix cimport Node, Radix, map_find, radix_foreign
 from mocker._sglang cimport (
@@ -95,6 +95,7 @@ cdef class SglangEngine:
         c.victim = hook_of(hooks[0])
         admission_use(&c.admission, hooks[1])
         if timing is not None:
+            refuse_mixed(timing, "SGLang's engine")
             timing_use(&c.timing, &timing.model)
 
     def __dealloc__(self):

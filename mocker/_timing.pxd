@@ -6,11 +6,16 @@ from mocker._common cimport int64_t
 # Decode: requests, KV tokens of the whole pool, known tokens of each (mean). Not a number: the model failed.
 ctypedef double (*ModelTime)(void* data, int64_t batch, int64_t tokens, int64_t depth) noexcept nogil
 
+# Of a pass that does both, whole: prompts, new and cached tokens of each; requests that decode, known tokens of each.
+ctypedef double (*MixedTime)(void* data, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                             int64_t context) noexcept nogil
+
 
 cdef struct Model:
     ModelTime prefill
     ModelTime decode
-    void* data                     # what the two get
+    MixedTime mixed                # NULL: the sum of both
+    void* data                     # what they get
     int64_t ranks                  # attention data parallelism: the two get the batch of the busiest rank
     bint by_context                # decode depends on the mean length
 
@@ -27,6 +32,11 @@ cdef struct Timing:
     Model* model                   # asked in place of the polynomial; NULL: the polynomial
 
 
+cdef inline bint timing_mixes(Timing* t) noexcept nogil:
+    """Whether a pass of prompts and decoding requests has a time of its own."""
+    return t.model != NULL and t.model.mixed != NULL
+
+
 cdef inline bint timing_varies(Timing* t) noexcept nogil:
     """Whether decode time changes while requests only grow inside their blocks."""
     return t.model != NULL and t.model.by_context
@@ -38,7 +48,11 @@ cdef void timing_free(Timing* t) noexcept nogil
 cdef void timing_use(Timing* t, Model* model) noexcept nogil
 cdef double model_prefill(Model* m, int64_t batch, int64_t tokens, int64_t prefix) noexcept nogil
 cdef double model_decode(Model* m, int64_t batch, int64_t tokens, int64_t context) noexcept nogil
+cdef double model_mixed(Model* m, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                        int64_t context) noexcept nogil
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil
+cdef double timing_mixed_ms(Timing* t, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                            int64_t context) noexcept nogil
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil
 cdef void timing_decode_run(Timing* t, int64_t active_blocks, int64_t step, int64_t most, int64_t count,
                             double* ms) noexcept nogil

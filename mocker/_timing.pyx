@@ -114,6 +114,13 @@ cdef double model_decode(Model* m, int64_t batch, int64_t tokens, int64_t contex
     return 1.0 if ms < 1.0 else ms
 
 
+cdef double model_mixed(Model* m, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                        int64_t context) noexcept nogil:
+    """Unscaled ms, at least 1, of a pass of both: `batch` > 0 prompts, and `decodes` > 0 requests of mean length."""
+    cdef double ms = m.mixed(m.data, per_rank(m, batch), tokens, prefix, per_rank(m, decodes), context)
+    return 1.0 if ms < 1.0 else ms
+
+
 cdef double timing_prefill_ms(Timing* t, int64_t batch, int64_t mean_isl, int64_t mean_prefix) noexcept nogil:
     """Duration of the prefill part, ms; `batch` prompts with the given truncated means of context and prefix."""
     cdef double tokens, ms
@@ -158,6 +165,12 @@ cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, in
     if active_blocks < t.memo_most:
         remember(t, active_blocks, result)
     return result
+
+
+cdef double timing_mixed_ms(Timing* t, int64_t batch, int64_t tokens, int64_t prefix, int64_t decodes,
+                            int64_t context) noexcept nogil:
+    """Duration of a whole pass of prompts (at least one new token each) and decoding requests, ms."""
+    return scaled_ms(model_mixed(t.model, batch, tokens, prefix, decodes, context), t.speedup)
 
 
 def duration_ms(double ms, double ratio=0.0) -> float:

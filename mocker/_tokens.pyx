@@ -8,7 +8,8 @@ from libc.math cimport NAN
 
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
-    END_COMPLETED, END_NONE, ERR_MEMORY, ERR_OK, NIL, ST_RUNNING, WORKER_PREFILL, int32_t, int64_t, uint32_t, uint64_t)
+    END_COMPLETED, END_NONE, ERR_MEMORY, ERR_OK, NIL, ST_RUNNING, WORKER_DECODE, WORKER_PREFILL, int32_t, int64_t,
+    uint32_t, uint64_t)
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport Path, path_reserve, pool_promote_own, pool_promote_shared, pool_reserve
@@ -16,7 +17,7 @@ from mocker._offload cimport granted, must_wait
 from mocker._offload_pass cimport tiers_deny
 from mocker._requests cimport finish, note, outgrown, preempt, running_compact, signal
 from mocker._spec cimport rng_u32, sample_output_tokens
-from mocker._timing cimport timing_decode_ms
+from mocker._timing cimport timing_decode_ms, timing_mixed_ms, timing_mixes
 
 
 cdef void promote(Core* c, Request* r) noexcept nogil:
@@ -107,6 +108,26 @@ cdef int64_t collect_ready(Core* c, int64_t* total_length) noexcept nogil:
     return n
 
 
+cdef double beside_prompts(Core* c, int64_t n, int64_t active, double start) noexcept nogil:
+    """What ready requests that have a token add to a pass of prompts, ms; first tokens come with the prompts."""
+    cdef int64_t i, others = 0, length = 0, mean
+    cdef Request* r
+    cdef double ms
+    for i in range(n):
+        r = &c.req[c.ready[i]]
+        if r.gen > 0:
+            others += 1
+            length += r.len
+    if others == 0:
+        return 0.0
+    mean = c.batch_isl // c.batch - c.batch_prefix // c.batch
+    if mean <= 0:
+        return timing_decode_ms(&c.timing, others, active, length // others)
+    ms = timing_mixed_ms(&c.timing, c.batch, mean, c.batch_prefix // c.batch, others, length // others)
+    ms -= start - c.last_start
+    return ms if not ms < 0.0 else 0.0
+
+
 cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcept nogil:
     """One token for each of the `n` ready requests in order; returns the decode time, ms (0 if none was made)."""
     cdef int64_t i, token, together = 0, steps = 0
@@ -116,7 +137,10 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
     cdef bint changed = False, made, done, plain = c.rows != NULL and not c.real_tokens and not c.record
     c.steady = n == c.n_running                # so far: whoever runs on will have made a token
     if c.worker_type != WORKER_PREFILL:
-        decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
+        if c.batch and timing_mixes(&c.timing) and c.worker_type != WORKER_DECODE:
+            decode = beside_prompts(c, n, c.pool.active, start)
+        else:
+            decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
     at = start + decode
     for i in range(n):
         slot = c.ready[i]
@@ -232,7 +256,10 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
         if n == 0:
             return 0.0
     if c.worker_type != WORKER_PREFILL:
-        decode = timing_decode_ms(&c.timing, n, c.pool.active - need, total_length // n)
+        if c.batch and timing_mixes(&c.timing) and c.worker_type != WORKER_DECODE:
+            decode = beside_prompts(c, n, c.pool.active - need, start)
+        else:
+            decode = timing_decode_ms(&c.timing, n, c.pool.active - need, total_length // n)
     at = start + decode
     spare = need
     if c.tiers != NULL:

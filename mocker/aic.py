@@ -342,6 +342,9 @@ class AicTiming(TimingModel):
         False: each distinct question is a call of the package, as the reference makes it, and its answer remembered.
         True: the package is asked at the points of a lattice, about a thousand for a replay; ``docs/timing.md`` says
         how near that is.
+    mixed : bool
+        Passes that compute prompts beside decoding requests take the package's time of mixed steps; False: the sum of
+        both parts, as in the reference. For engines "vllm" and "trtllm" without `scheduler_rules`.
 
     Raises
     ------
@@ -351,16 +354,17 @@ class AicTiming(TimingModel):
 
     core: MemoModel | LatticeModel
 
-    def __init__(self, config: AicPerfConfig, interpolate: bool = False) -> None:
+    def __init__(self, config: AicPerfConfig, interpolate: bool = False, mixed: bool = False) -> None:
         self.config = config.resolved()
-        self.interpolate = interpolate
+        self.interpolate, self.mixed = interpolate, mixed
         parts = EngineParts(_engine(self.config), self.config.aic_nextn or 0,
                             lambda error: _no_data(self.config, error))
         if interpolate:
             parts.split()
-            self.core = LatticeModel(parts, parts.square)
+            self.core = LatticeModel(parts, parts.square, mixed, parts.mixed_width() if mixed else 0)
         else:
-            self.core = MemoModel(parts.prefill, lambda batch, _, context: parts.decode(batch, context), False, True, 0)
+            self.core = MemoModel(parts.prefill, lambda batch, _, context: parts.decode(batch, context), False, True, 0,
+                                  parts.mixed if mixed else None)
         self.core.ranks = self.config.ranks
 
     def save_memo(self, path: str | os.PathLike[str]) -> None:
@@ -392,25 +396,27 @@ class AicTiming(TimingModel):
         return about
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AicTiming, (self.config, self.interpolate)
+        return AicTiming, (self.config, self.interpolate, self.mixed)
 
     def __repr__(self) -> str:
         shown = {name[4:]: value for name, value in asdict(self.config).items() if value is not None}
         if self.interpolate:
             shown["interpolate"] = True
+        if self.mixed:
+            shown["mixed"] = True
         return f"AicTiming({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
-_timings: dict[tuple[AicPerfConfig, bool], AicTiming] = {}
+_timings: dict[tuple[AicPerfConfig, bool, bool], AicTiming] = {}
 
 
-def aic_timing(config: AicPerfConfig, interpolate: bool = False) -> AicTiming:
+def aic_timing(config: AicPerfConfig, interpolate: bool = False, mixed: bool = False) -> AicTiming:
     """The model of a configuration, the same object for equal ones, so that its memo is shared, also on disk."""
     key = replace(config.resolved(), aic_nextn_accept_rates=None)
-    if (key, interpolate) not in _timings:
-        model = _timings[key, interpolate] = AicTiming(key, interpolate)
+    if (key, interpolate, mixed) not in _timings:
+        model = _timings[key, interpolate, mixed] = AicTiming(key, interpolate, mixed)
         aic_memo.keep(model, model._about())
-    return _timings[key, interpolate]
+    return _timings[key, interpolate, mixed]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,26 @@ class EngineParts:
         except Exception as error:
             raise self.failed(error) from error
 
+    def mixed(self, batch: int, tokens: int, prefix: int, decodes: int, context: int) -> float:
+        """A whole step of prompts and `decodes` requests of `context` tokens.
+
+        The package's three passes: all tokens through what is not attention, attention of the prompts, attention of the
+        others. It takes one length for both, so the last comes from a call of its own.
+        """
+        try:
+            prompts = self.engine.mixed_step_breakdown(batch * (tokens + prefix), decodes, tokens + prefix, 1, prefix)
+            others = self.engine.mixed_step_breakdown(0, decodes, context, 1)
+        except Exception as error:
+            raise self.failed(error) from error
+        return float(prompts[1] + prompts[2] + others[3])
+
+    def mixed_width(self) -> int:
+        """Tokens of a decoding request in a mixed step; 0 if the package does not take our attention for its own."""
+        prompts = self.engine.evaluate_context_ops(self.by_prompt, batch_size=1, s=64)
+        others = self.engine.evaluate_generation_ops(self.lengths, batch_size=1, s=64)
+        names = {op[0] for op in prompts}, {op[0] for op in others}
+        return self.width if names == ({"context_attention"}, {"generation_attention"}) else 0
+
     def decode_rest(self, batch: int) -> float:
         """Operations that do not see the lengths."""
         return self._generation(self.rest, max(batch, 1), 2)

@@ -24,7 +24,8 @@ class Profile:
     assumptions: tuple[str, ...]
 
 
-def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, source: str = "auto") -> Profile:
+def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, source: str = "auto",
+                  mixed: bool = False) -> Profile:
     """Complete engine arguments for a model on GPUs: timing and KV blocks.
 
     Parameters
@@ -41,6 +42,8 @@ def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, so
     source : {"auto", "measured", "interpolated", "roofline"}
         Where times come from; "auto": measured ones where there are, else the roofline; "interpolated": measured at
         the points of a lattice.
+    mixed : bool
+        Passes of prompts beside decoding requests take the package's time of mixed steps; needs measured times.
 
     Raises
     ------
@@ -49,12 +52,14 @@ def model_profile(args: MockEngineArgs, model: str, system: str, tp: int = 1, so
     """
     if source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
+    if mixed and source == "roofline":
+        raise ValueError("mixed steps need measured times, not a roofline")
     why = ""
     if source != "roofline":
         try:
-            return _measured(args, model, system, tp, source == "interpolated")
+            return _measured(args, model, system, tp, source == "interpolated", mixed)
         except ValueError as error:
-            if source != "auto":
+            if source != "auto" or mixed:
                 raise
             why = str(error)
     try:
@@ -80,7 +85,8 @@ def _blocks(args: MockEngineArgs, given: bool, how: str) -> str:
             f"{'as given' if given else how}")
 
 
-def _measured(args: MockEngineArgs, model: str, system: str, tp: int, interpolate: bool) -> Profile:
+def _measured(args: MockEngineArgs, model: str, system: str, tp: int, interpolate: bool,
+              mixed: bool) -> Profile:
     from .aic import MEMORY_SHARE, AicPerfConfig, aic_timing, estimate_kv
     from .timing import with_blocks
 
@@ -88,7 +94,7 @@ def _measured(args: MockEngineArgs, model: str, system: str, tp: int, interpolat
     backend = args.aic_backend or args.engine_type
     args = args.replace(aic_backend=backend, aic_system=system, aic_model_path=model, aic_tp_size=tp)
     config = AicPerfConfig.of(args).resolved()
-    timing = aic_timing(config, interpolate)
+    timing = aic_timing(config, interpolate, mixed)
     timing.prefill_ms(1, 512, 512)             # says now if there are no data
     timing.decode_ms(1, 0, 512)
     spread = f"tensor parallel {tp}"
@@ -109,9 +115,9 @@ def _measured(args: MockEngineArgs, model: str, system: str, tp: int, interpolat
     types = ", ".join(named) or "as in the model's configuration"
     args = with_blocks(args)
     gpus = args.aic_gpus_per_worker()
-    if interpolate:
+    if interpolate or mixed:
         args = args.replace(timing_model=timing, aic_backend=None)
-    between = ", interpolated" if interpolate else ""
+    between = (", interpolated" if interpolate else "") + (", mixed steps" if mixed else "")
     return Profile(args, (
         f"{model} on {system}, {spread}: {gpus} GPUs a worker",
         f"times: measured kernels of {backend} {config.aic_backend_version} (aiconfigurator-core){between}; data types "

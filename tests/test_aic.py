@@ -10,7 +10,8 @@ import pytest
 
 import mocker
 from mocker import MockEngineArgs, simulate
-from mocker.timing import FormulaTiming, FunctionTiming, with_blocks
+from mocker._models import MemoModel
+from mocker.timing import FormulaTiming, FunctionTiming, TimingModel, with_blocks
 
 if sys.version_info < (3, 11):
     pytest.skip("aiconfigurator-core needs Python 3.11", allow_module_level=True)
@@ -127,6 +128,63 @@ def test_interpolated_prompts_of_either_form(engines):
     assert near.core.tables["prefill_attention"].shape[2] > 2
 
 
+def test_mixed_steps_are_the_package_s(engines):
+    from mocker.aic_parts import EngineParts
+
+    direct = engines["qwen"]
+    parts = EngineParts(direct, 0, lambda error: ValueError(str(error)))
+    near = AicTiming(AicPerfConfig(**QWEN), interpolate=True, mixed=True)
+    assert near.core.mixes and not AicTiming(AicPerfConfig(**QWEN)).core.mixes
+    for b, n, p, g, c in np.random.default_rng(5).integers((1, 10, 0, 1, 100), (4, 3000, 5000, 60, 9000),
+                                                           (60, 5)).tolist():
+        same = parts.mixed(b, n, p, g, n + p)                   # one length for both, as the package's own sum has
+        assert same == pytest.approx(direct.mixed_step_latency(b * (n + p), g, n + p, 1, p), 1e-12)
+        other = parts.mixed(b, n, p, g, c)                      # another one changes no more than attention of decode
+        assert other - same == pytest.approx(
+            direct.predict_decode_latency(g, c, 2) - direct.predict_decode_latency(g, n + p, 2), 1e-6, 1e-9)
+        assert near.core.mixed_ms(b, n, p, g, c) == pytest.approx(other, 0.01)
+    assert pickle.loads(pickle.dumps(near)).core.mixes
+    for change in ({"engine_type": "sglang"}, {"scheduler_rules": "vllm-0.33-async"}):
+        with pytest.raises(ValueError, match="cannot use times of mixed steps; take a timing model without mixed=True"):
+            simulate(SPEC, extra_engine_args=MockEngineArgs(timing_model=near, **change))
+    with pytest.raises(ValueError, match="mixed steps need measured times"):
+        model_profile(MockEngineArgs(), "Qwen/Qwen3-32B", "h200_sxm", 2, "roofline", True)
+    profile = model_profile(MockEngineArgs(), "Qwen/Qwen3-32B", "h200_sxm", 2, "interpolated", True)
+    assert "interpolated, mixed steps; data types" in profile.assumptions[1]
+    assert simulate(SPEC, extra_engine_args=profile.args).report["completed_requests"] == 30
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_mixed_pass_takes_its_time(chunked):
+    """Beside prompts, requests that have a token already; the first token of a prompt comes with it."""
+    asked = []
+
+    def mixed(*question):
+        asked.append(question)
+        return 100.0 + question[3]
+
+    class Both(TimingModel):
+        core = MemoModel(lambda b, n, p: 30.0, lambda b, k, c: 7.0, True, True, 0, mixed)
+
+    engine = mocker.create_engine_core(MockEngineArgs(
+        num_gpu_blocks=100, block_size=16, enable_prefix_caching=False, enable_chunked_prefill=chunked,
+        max_num_batched_tokens=64, timing_model=Both()))
+    engine.receive(mocker.DirectRequest(list(range(40)), 6))
+    ends, now = [], 0.0
+    for step in range(4):
+        if step == 1:
+            engine.receive(mocker.DirectRequest(list(range(100, 150)), 3))
+            engine.receive(mocker.DirectRequest(list(range(200, 230)), 3))
+        end = engine.execute_pass(now).end_ms
+        ends.append(end - now)
+        now = end
+    assert ends[0] == 30.0                                      # a prompt alone
+    assert asked[0][:4] == ((2, 31, 0, 1) if chunked else (1, 50, 0, 1)) and asked[0][4] == 41
+    assert ends[1] == 101.0
+    assert asked[1][3] == 2 and ends[2] == 102.0                # the rest of the prompts
+    assert len(asked) == 2 and ends[3] == 7.0
+
+
 class Planes:
     """A source without a package: what is linear in each number, and no data beyond a length."""
 
@@ -155,10 +213,17 @@ class Planes:
     def prefill(self, batch, tokens, prefix):
         raise AssertionError("the lattice has it")
 
+    def mixed(self, batch, tokens, prefix, decodes, context):
+        return 11.0
+
 
 def test_lattice_is_exact_on_planes():
     from mocker._lattice import LatticeModel, axis_cells
 
+    assert LatticeModel(Planes(), False, True).mixed_ms(3, 20, 5, 4, 100) == 11.0
+    model = LatticeModel(Planes(), False, True, 2)
+    assert model.mixed_ms(3, 20, 5, 4, 100) == pytest.approx(1 + 2 * (60 + 4 * 2) + 1e-3 * 60 * 6 + 0.25 * 400, 1e-12)
+    assert model.mixed_ms(3, 20, 5, 4, 5000) == 11.0               # no data there
     model = LatticeModel(Planes(), False)
     for b, n, p in np.random.default_rng(1).integers((1, 1, 0), (300, 4096, 10_000), (2000, 3)).tolist():
         assert model.decode_ms(b, 0, n) == pytest.approx(max(3.0 * b + 0.25 * b * n, 1.0), 1e-12)

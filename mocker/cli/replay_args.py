@@ -92,7 +92,8 @@ def with_model(args: argparse.Namespace, options: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     pools = [f"{pool}_engine_args" for pool in ("prefill", "decode") if options[f"{pool}_engine_args"] is not None]
     for name in pools or ["extra_engine_args"]:
-        profile = model_profile(options[name] or MockEngineArgs(), args.model, args.system, args.tp, args.times)
+        profile = model_profile(options[name] or MockEngineArgs(), args.model, args.system, args.tp, args.times,
+                                args.mixed_steps)
         options[name] = profile.args
         of = f"{name.split('_')[0]}: " if pools else ""
         lines += [of + line for line in profile.assumptions]

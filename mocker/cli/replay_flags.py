@@ -112,6 +112,7 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     count(group, "--tp", 1, "GPUs that share each layer", 1)
     times = "measured kernels, the same interpolated, a roofline of the peaks, or the first where there are data"
     choice(group, "--times", ("auto", "measured", "interpolated", "roofline"), times, "auto")
+    switch(group, "--mixed-steps", "take the measured time of passes that compute prompts beside decoding requests")
 
     group = parser.add_argument_group("routing")
     choice(group, "--router-mode", ROUTER_MODES, "how a request finds its worker", "round_robin")
@@ -171,8 +172,8 @@ def check_rules(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     from_file = bool(args.trace_files)
     if (args.model is None) != (args.system is None):
         parser.error("--model and --system go together: one is missing")
-    if args.model is None and (args.tp != 1 or args.times != "auto"):
-        parser.error("--tp and --times need --model and --system")
+    if args.model is None and (args.tp != 1 or args.times != "auto" or args.mixed_steps):
+        parser.error("--tp, --times and --mixed-steps need --model and --system")
     if args.stream:
         if not from_file or args.trace_files == ["-"]:
             parser.error("--stream needs a trace file")
