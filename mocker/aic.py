@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -190,25 +190,23 @@ def _resolved(config: AicPerfConfig) -> AicPerfConfig:
     _require()
     from aiconfigurator_core.sdk import models, perf_database
 
-    systems = aic_systems()
-    if config.aic_system not in systems:
-        raise ValueError(f"aic_system {config.aic_system!r} is unknown{_nearest(config.aic_system, list(systems))}")
-    backends = systems[config.aic_system]
-    if config.aic_backend not in backends:
-        raise ValueError(f"no data of {config.aic_backend} on {config.aic_system}; there is "
-                         f"{', '.join(backends) or 'none at all'}")
-    wanted = config.aic_backend_version
     slots = perf_database.get_version_slots(config.aic_system, config.aic_backend) or {}
-    known = sorted(set(slots.values()) | set(backends[config.aic_backend]))
-    if wanted is None or wanted in ("current", "previous", "next"):
-        found = slots.get(wanted or "current")
-        if found is None:
-            raise ValueError(f"aic_backend_version {wanted!r} of {config.aic_backend} on {config.aic_system} is not "
-                             f"there; versions: {', '.join(known)}")
-        wanted = found
-    elif wanted not in known:
-        raise ValueError(f"aic_backend_version {wanted!r} of {config.aic_backend} on {config.aic_system} is unknown; "
-                         f"versions: {', '.join(known)}")
+    if not slots:                           # else there are data: to list all systems takes half a second
+        systems = aic_systems()
+        if config.aic_system not in systems:
+            raise ValueError(f"aic_system {config.aic_system!r} is unknown{_nearest(config.aic_system, list(systems))}")
+        backends = systems[config.aic_system]
+        if config.aic_backend not in backends:
+            raise ValueError(f"no data of {config.aic_backend} on {config.aic_system}; there is "
+                             f"{', '.join(backends) or 'none at all'}")
+    wanted = config.aic_backend_version
+    found = slots.get(wanted or "current") if wanted in (None, "current", "previous", "next") else wanted
+    if found is None or found not in slots.values():
+        known = sorted({*slots.values(), *aic_systems()[config.aic_system].get(config.aic_backend, ())})
+        if found not in known:
+            raise ValueError(f"aic_backend_version {wanted!r} of {config.aic_backend} on {config.aic_system} is "
+                             f"{'not there' if found is None else 'unknown'}; versions: {', '.join(known)}")
+    wanted = found
     if not os.path.exists(config.aic_model_path) and config.aic_model_path not in aic_models():
         raise ValueError(f"aic_model_path {config.aic_model_path!r} is unknown"
                          f"{_nearest(config.aic_model_path, aic_models())}; or give a folder with its config.json")
@@ -354,17 +352,20 @@ class AicTiming(TimingModel):
 
     core: MemoModel | LatticeModel
 
-    def __init__(self, config: AicPerfConfig, interpolate: bool = False, mixed: bool = False) -> None:
+    def __init__(self, config: AicPerfConfig, interpolate: bool = False, mixed: bool = False,
+                 _remembered: bool = False) -> None:
         self.config = config.resolved()
         self.interpolate, self.mixed = interpolate, mixed
-        parts = EngineParts(_engine(self.config), self.config.aic_nextn or 0,
-                            lambda error: _no_data(self.config, error))
+        self._parts = parts = EngineParts(partial(_engine, self.config), self.config.aic_nextn or 0,
+                                          lambda error: _no_data(self.config, error))
         if interpolate:
             parts.split()
             self.core = LatticeModel(parts, parts.square, mixed, parts.mixed_width() if mixed else 0)
         else:
             self.core = MemoModel(parts.prefill, lambda batch, _, context: parts.decode(batch, context), False, True, 0,
                                   parts.mixed if mixed else None)
+            if not _remembered:
+                parts.open()
         self.core.ranks = self.config.ranks
 
     def save_memo(self, path: str | os.PathLike[str]) -> None:
@@ -414,8 +415,10 @@ def aic_timing(config: AicPerfConfig, interpolate: bool = False, mixed: bool = F
     """The model of a configuration, the same object for equal ones, so that its memo is shared, also on disk."""
     key = replace(config.resolved(), aic_nextn_accept_rates=None)
     if (key, interpolate, mixed) not in _timings:
-        model = _timings[key, interpolate, mixed] = AicTiming(key, interpolate, mixed)
-        aic_memo.keep(model, model._about())
+        model = AicTiming(key, interpolate, mixed, True)
+        if not aic_memo.keep(model, model._about()):
+            model._parts.open()            # nothing is remembered: an error comes now, not in the replay
+        _timings[key, interpolate, mixed] = model
     return _timings[key, interpolate, mixed]
 
 

@@ -102,19 +102,22 @@ def _merge(path: str, about: str, model: AicTiming) -> None:
         log.warning("measured times are not kept: %s", error)
 
 
-def keep(model: AicTiming, about: str) -> None:
-    """Read the memo of a model, and write it at the end of the process if there is anything new."""
-    folder = memo_folder()
+def keep(model: AicTiming, about: str) -> bool:
+    """Read the memo of a model, and write it at the end of the process if there is anything new; whether it was there.
+    """
+    folder, found = memo_folder(), False
     if folder is None:
-        return
+        return False
     path = os.path.join(folder, hashlib.sha256(about.encode()).hexdigest()[:24] + ".npz")
     if os.path.exists(path):
         try:
             read(path, about, model.core)
+            found = True
         except (OSError, ValueError) as error:
             log.warning("measured times are asked again: %s", error)
             try:
                 os.unlink(path)
             except OSError:
-                return
+                return False
     atexit.register(lambda: _merge(path, about, model) if model.core.calls else None)
+    return found

@@ -6,6 +6,7 @@ then checked against whole steps. Where they do not, all operations count as one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 __all__ = ["EngineParts"]
@@ -21,16 +22,25 @@ class EngineParts:
 
     Parameters
     ----------
-    engine : object
-        The package's `EngineHandle`.
+    opened : callable
+        Gives the package's `EngineHandle`; called when it is first needed.
     drafts : int
         Draft tokens of a speculative step.
     failed : callable
         Makes the exception to raise of one of the package.
     """
 
-    def __init__(self, engine: Any, drafts: int, failed: Callable[[Exception], ValueError]) -> None:
-        self.engine, self.failed, self.width = engine, failed, drafts + 1
+    def __init__(self, opened: Callable[[], Any], drafts: int, failed: Callable[[Exception], ValueError]) -> None:
+        self.opened, self.failed, self.width = opened, failed, drafts + 1
+
+    @cached_property
+    def engine(self) -> Any:
+        """The package's engine."""
+        return self.opened()
+
+    def open(self) -> None:
+        """Open the engine now, to know whether there are data."""
+        assert self.engine is not None
 
     def split(self) -> None:
         """Sort the operations, for the functions of parts: indices by what they see, and the form of the prompts'."""
@@ -40,15 +50,17 @@ class EngineParts:
 
     def decode(self, batch: int, context: int) -> float:
         """A whole step for requests of `context` tokens."""
+        engine = self.engine
         try:
-            return float(self.engine.predict_decode_latency(batch, context, 2))
+            return float(engine.predict_decode_latency(batch, context, 2))
         except Exception as error:  # the package raises many kinds
             raise self.failed(error) from error
 
     def prefill(self, batch: int, tokens: int, prefix: int) -> float:
         """A whole step of prompts with `tokens` new tokens each after `prefix` cached ones."""
+        engine = self.engine
         try:
-            return float(self.engine.predict_prefill_latency(batch, tokens + prefix, prefix))
+            return float(engine.predict_prefill_latency(batch, tokens + prefix, prefix))
         except Exception as error:
             raise self.failed(error) from error
 
@@ -58,9 +70,10 @@ class EngineParts:
         The package's three passes: all tokens through what is not attention, attention of the prompts, attention of the
         others. It takes one length for both, so the last comes from a call of its own.
         """
+        engine = self.engine
         try:
-            prompts = self.engine.mixed_step_breakdown(batch * (tokens + prefix), decodes, tokens + prefix, 1, prefix)
-            others = self.engine.mixed_step_breakdown(0, decodes, context, 1)
+            prompts = engine.mixed_step_breakdown(batch * (tokens + prefix), decodes, tokens + prefix, 1, prefix)
+            others = engine.mixed_step_breakdown(0, decodes, context, 1)
         except Exception as error:
             raise self.failed(error) from error
         return float(prompts[1] + prompts[2] + others[3])

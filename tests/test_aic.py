@@ -132,7 +132,7 @@ def test_mixed_steps_are_the_package_s(engines):
     from mocker.aic_parts import EngineParts
 
     direct = engines["qwen"]
-    parts = EngineParts(direct, 0, lambda error: ValueError(str(error)))
+    parts = EngineParts(lambda: direct, 0, lambda error: ValueError(str(error)))
     near = AicTiming(AicPerfConfig(**QWEN), interpolate=True, mixed=True)
     assert near.core.mixes and not AicTiming(AicPerfConfig(**QWEN)).core.mixes
     for b, n, p, g, c in np.random.default_rng(5).integers((1, 10, 0, 1, 100), (4, 3000, 5000, 60, 9000),
@@ -244,12 +244,12 @@ def test_memo_of_the_user(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MOCKER_AIC_MEMO", str(tmp_path / "memos"))
     assert aic_memo.memo_folder() == str(tmp_path / "memos")
     model, again = AicTiming(AicPerfConfig(**QWEN)), AicTiming(AicPerfConfig(**QWEN))
-    written = []
+    written = []                                                    # what is called at the end of the process
     monkeypatch.setattr(aic_memo.atexit, "register", written.append)
-    aic_memo.keep(model, "about")
+    assert not aic_memo.keep(model, "about")
     wanted = model.decode_ms(3, 0, 777)
     written[0]()
-    aic_memo.keep(again, "about")
+    assert aic_memo.keep(again, "about")
     assert (again.decode_ms(3, 0, 777), again.core.calls) == (wanted, 0)
     again.decode_ms(4, 0, 777)
     model.decode_ms(5, 0, 777)
@@ -262,6 +262,12 @@ def test_memo_of_the_user(monkeypatch, tmp_path, caplog):
     path.write_bytes(b"PK")
     aic_memo.keep(third, "about")
     assert "asked again" in caplog.text and not path.exists()
+    first = aic_timing(AicPerfConfig(**QWEN, aic_nextn=4))
+    wanted = first.prefill_ms(1, 100, 7)
+    written[-1]()
+    monkeypatch.setattr("mocker.aic._timings", {})
+    monkeypatch.setattr("mocker.aic._engine", lambda config: pytest.fail("a later process opens the package"))
+    assert aic_timing(AicPerfConfig(**QWEN, aic_nextn=4)).prefill_ms(1, 100, 7) == wanted
     monkeypatch.setenv("MOCKER_AIC_MEMO", "off")
     assert aic_memo.memo_folder() is None
     monkeypatch.delenv("MOCKER_AIC_MEMO")
