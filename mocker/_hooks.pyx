@@ -34,6 +34,7 @@ cdef class ScoreHook:
 
     cdef double call(self, const int64_t* facts) noexcept with gil:
         cdef int i
+        self.failure = None
         try:
             return float(self.function(*[facts[i] for i in range(self.numbers)]))
         except BaseException as error:
@@ -42,13 +43,13 @@ cdef class ScoreHook:
 
     cdef void complain(self) noexcept with gil:
         """A score was not a number."""
-        if self.failure is None:
+        if self.failure is None or self.compiled != NULL:
             self.failure = ValueError("a score function returned NaN; it must return a number")
 
     cdef int raise_failure(self) except -1:
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
+        """Raise what was wrong with the newest score that failed; again each time, since its engine cannot go on."""
+        if self.failure is not None:
+            raise self.failure
         return 0
 
 

@@ -429,6 +429,7 @@ cdef class RouterCore:
         """Turn an error of the router or of a user's function into an exception."""
         failure, self.failure = self.failure, None
         if self.r.error == ROUTER_CHOICE and self.hook is not None:
+            self.r.error = ROUTER_OK
             (<ScoreHook>self.hook).raise_failure()
         if failure is not None:
             self.r.error = ROUTER_OK

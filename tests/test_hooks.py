@@ -279,6 +279,22 @@ def test_errors_come_out():
                     continue
                 with pytest.raises(kind, match=message):
                     simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
+        for more in ({"extra_engine_args": small(admission_score=function)},
+                     {"extra_engine_args": small("sglang", admission_score=function)},
+                     {"extra_engine_args": small(num_gpu_blocks=40, eviction_score=function), "num_workers": 2},
+                     {"router_mode": RoutingScore(function), "extra_engine_args": small(), "num_workers": 2}):
+            sim = open_simulation(trace(4), **more)
+            with pytest.raises(kind, match=message):
+                sim.run()
+            for go_on in (sim.run, sim.step, sim.result, sim.fork):
+                with pytest.raises(RuntimeError, match="has failed before"):
+                    go_on()
+    router = Router(RoutingScore(lambda worker, prompt, *facts: np.nan if prompt > 9 else 0.0), 4, 3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="NaN"):
+            router.choose("a", list(range(12)))
+        assert router.choose("b", list(range(8))).worker == 0
+        router.completed("b")
     three = numba.cfunc("float64(int64, int64, int64)")(lambda a, b, c: 0.0)
     for make in (RoutingScore, VictimScore):
         with pytest.raises(TypeError, match="must be a cfunc of float64"):

@@ -125,6 +125,7 @@ class RunningSimulation:
         self._ahead = False                    # interrupted while workers were ahead of the clock
         self._busy_ms = 0.0
         self._result: Simulation | None = None
+        self._failed: Exception | None = None
         self._state = np.zeros(0, _live.WORKER)
 
     # -- the clock -------------------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ class RunningSimulation:
 
     def _advance(self, horizon: float, target: int, fast: bool, passes: int = SLICE_PASSES) -> None:
         """Go on to a time, or until `target` requests have ended (negative: any number)."""
+        self._sound()
         began = time.perf_counter()
         self._result = None
         self._ahead = self._ahead or (fast and horizon == math.inf)
@@ -174,9 +176,17 @@ class RunningSimulation:
                 more = -1 if target < 0 else target - self.ended
                 if _live.advance(self._cluster, horizon, more, passes, fast) or passes == 1:
                     break
+        except Exception as error:
+            self._failed = error
+            raise
         finally:
             self._busy_ms += (time.perf_counter() - began) * 1000.0
         self._ahead = self._ahead and not self.finished
+
+    def _sound(self) -> None:
+        if self._failed is not None:
+            raise RuntimeError("this simulation has failed before; restore a snapshot, or open it again"
+                               ) from self._failed
 
     def step(self) -> bool:
         """Go on to the next moment at which something happens, and through all of that; False when it was the last.
@@ -423,6 +433,7 @@ class RunningSimulation:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _copyable(self) -> None:
+        self._sound()
         if self._cluster.offload is not None:
             raise ValueError("a simulation with tiers below its KV pools cannot be copied; leave num_g2_blocks out")
         if self._workload.growing is not None:
@@ -479,6 +490,7 @@ class RunningSimulation:
 
         With injected requests the columns `session_id`, `turn_index` and `request_id` are left out.
         """
+        self._sound()
         if not self.finished:
             return self.fork()._report()
         if self._result is None:
