@@ -140,7 +140,7 @@ def fork(**options: object) -> float:
 RATIOS = {
     "fast": Ratio("fast path / plain path", fast_forward, 0.6),
     "router": Ratio("fast path / plain path, KV router", kv_router, 0.8),
-    "short": Ratio("1,000 requests: set-up and report / engine", short, 0.2),
+    "short": Ratio("1,000 requests: set-up and report / engine", short, 0.3),
     "growth": Ratio("time a request, 120,000 / 12,000", growth, 1.6),
     "streamed": Ratio("trace read on the way / before", streamed, 2.0),
     "memory": Ratio("streamed, peak memory, 385,000 / 192,000 requests", memory, 1.3),
