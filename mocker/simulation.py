@@ -63,7 +63,7 @@ RECORD_KEYS = (
 
 _NEVER_MISSING = frozenset({"row", "input_length", "output_length", "output_tokens"})
 _NOT_TERMINAL = frozenset({None, "incomplete", "stalled"})
-_CHUNK_ROWS = 8192
+_CHUNK_ROWS = 2048
 
 
 class Simulation:

@@ -29,6 +29,7 @@ __all__ = ["MAX_FLOWS", "write_trace"]
 MAX_FLOWS = 10_000                 # requests drawn as flows
 MAX_COUNTERS = 20_000              # samples of each counter, all workers together
 ARRIVALS = 1                       # process of the arrivals; worker w is process w + 2
+_CHUNK_ROWS = 2048                 # events whose text is in memory at a time
 
 
 def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
@@ -76,9 +77,11 @@ def _names(timeline: Timeline) -> bytes:
     return ",\n".join(events).encode()
 
 
-def _rows(template: str, *columns: Any) -> bytes:
-    """Events of one kind; % stands for the next column."""
-    return lines((",\n" + template).encode().split(b"%"), list(columns), b"null")
+def _rows(template: str, *columns: Any) -> Iterator[bytes]:
+    """Events of one kind; % stands for the next column. A chunk is small enough for memory that is there already."""
+    pieces = (",\n" + template).encode().split(b"%")
+    for start in range(0, len(columns[0]), _CHUNK_ROWS):
+        yield lines(pieces, [column[start:start + _CHUNK_ROWS] for column in columns], b"null")
 
 
 def _named(what: str, process: int, thread: int, name: str) -> str:
@@ -91,14 +94,15 @@ def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
             "worker", "passes", "running", "waiting", "prefills", "batch_tokens", "prompt_tokens", "output_tokens",
             "used", "cached", "admitted", "completed", "preemptions")}
         start, end = passes["start_ms"][part], passes["end_ms"][part]
-        yield _rows('{"ph":"X","name":"%%","cat":"pass","pid":%,"tid":1,"ts":%,"dur":%,"args":{"passes":%,"requests":%,'
-                    '"prefills":%,"waiting":%,"batch_tokens":%,"prompt_tokens":%,"output_tokens":%,"kv_used_blocks":%,'
-                    '"kv_cached_blocks":%,"admitted":%,"completed":%,"preempted":%}}',
-                    encoded(c["passes"].tolist(), _repeated),
-                    encoded((c["prefills"] * 2**32 + c["running"]).tolist(), _composition), c["worker"] + 2,
-                    _us(start), _us(end - start), c["passes"], c["running"], c["prefills"], c["waiting"],
-                    c["batch_tokens"], c["prompt_tokens"], c["output_tokens"], c["used"], c["cached"], c["admitted"],
-                    c["completed"], c["preemptions"])
+        yield from _rows(
+            '{"ph":"X","name":"%%","cat":"pass","pid":%,"tid":1,"ts":%,"dur":%,"args":{"passes":%,"requests":%,'
+            '"prefills":%,"waiting":%,"batch_tokens":%,"prompt_tokens":%,"output_tokens":%,"kv_used_blocks":%,'
+            '"kv_cached_blocks":%,"admitted":%,"completed":%,"preempted":%}}',
+            encoded(c["passes"].tolist(), _repeated),
+            encoded((c["prefills"] * 2**32 + c["running"]).tolist(), _composition), c["worker"] + 2, _us(start),
+            _us(end - start), c["passes"], c["running"], c["prefills"], c["waiting"], c["batch_tokens"],
+            c["prompt_tokens"], c["output_tokens"], c["used"], c["cached"], c["admitted"], c["completed"],
+            c["preemptions"])
 
 
 def _us(ms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,14 +137,15 @@ def _counters(timeline: Timeline) -> Iterator[bytes]:
         return out
 
     if timeline.router_queue.any():
-        yield _rows(f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
-                    at, means(timeline.router_queue))
+        yield from _rows(
+            f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
+            at, means(timeline.router_queue))
     running, waiting, used, cached = (means(timeline.series[name]) for name in (
         "running", "waiting", "kv_used_blocks", "kv_cached_blocks"))
     for w in range(len(timeline.workers)):
         head = f'{{"ph":"C","pid":{w + 2},"ts":%,"name":'
-        yield _rows(head + '"requests","args":{"running":%,"waiting":%}}', at, running[w], waiting[w])
-        yield _rows(head + '"KV blocks","args":{"used":%,"cached":%}}', at, used[w], cached[w])
+        yield from _rows(head + '"requests","args":{"running":%,"waiting":%}}', at, running[w], waiting[w])
+        yield from _rows(head + '"KV blocks","args":{"used":%,"cached":%}}', at, used[w], cached[w])
 
 
 def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
@@ -158,20 +163,21 @@ def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[st
         row, first_worker, last_worker, admit, first, last = (values[chosen] for values in (rows, *points))
         arrival = _us(columns["arrival_time_ms"][row])
         named = [str(number) if ids is None or ids[number] is None else ids[number] for number in row.tolist()]
-        yield _rows(f'{{"ph":"X","name":%,"cat":"request","pid":{ARRIVALS},"tid":1,"ts":%,"dur":0,"args":'
-                    '{"input_length":%,"output_tokens":%,"reused_input_tokens":%,"ttft_ms":%,"e2e_latency_ms":%,'
-                    '"terminal_status":%}}', [json_text(f"request {name}") for name in named], arrival,
-                    *(columns[key][row] for key in ("input_length", "output_tokens", "reused_input_tokens", "ttft_ms",
-                                                    "e2e_latency_ms")),
-                    encoded(columns["terminal_status"][row].tolist(), json_text))
+        yield from _rows(
+            f'{{"ph":"X","name":%,"cat":"request","pid":{ARRIVALS},"tid":1,"ts":%,"dur":0,"args":'
+            '{"input_length":%,"output_tokens":%,"reused_input_tokens":%,"ttft_ms":%,"e2e_latency_ms":%,'
+            '"terminal_status":%}}', [json_text(f"request {name}") for name in named], arrival,
+            *(columns[key][row] for key in ("input_length", "output_tokens", "reused_input_tokens", "ttft_ms",
+                                            "e2e_latency_ms")),
+            encoded(columns["terminal_status"][row].tolist(), json_text))
         event = '"cat":"request","name":"request","id":%,"pid":%,"tid":1,"ts":%}'
-        yield _rows('{"ph":"s",' + event, row, np.full(len(row), ARRIVALS), arrival)
+        yield from _rows('{"ph":"s",' + event, row, np.full(len(row), ARRIVALS), arrival)
         # The pass of the first token may be that of the admission, and the last one that of the first token.
         later, longer = first != admit, last != first
         for before, kind, which, worker, place in (
                 ("", "t", later | longer, first_worker, admit), ("", "t", later & longer, last_worker, first),
                 ('"bp":"e",', "f", slice(None), np.where(later | longer, last_worker, first_worker), last)):
-            yield _rows(f'{{"ph":"{kind}",{before}{event}', row[which], worker[which] + 2, middle[place[which]])
+            yield from _rows(f'{{"ph":"{kind}",{before}{event}', row[which], worker[which] + 2, middle[place[which]])
 
 
 def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLE_SUFFIXES", "write_csv", "write_timeseries"]
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet")
-_CHUNK_ROWS = 8192
+_CHUNK_ROWS = 2048
 
 
 def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
