@@ -161,7 +161,7 @@ def test_rows_that_are_left_out_are_listed(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match=r"t\.jsonl:2: row: is not JSON"):
         Trace.load(path)
     path.write_text("{oops\n" * 3)
-    with pytest.raises(TraceError, match="no row that can be read; the first: is not JSON"):
+    with pytest.raises(TraceError, match="no row that can be read; the first: line 1: row: is not JSON"):
         Trace.load(path, on_error="skip")
     monkeypatch.setattr(formats.source, "MAX_SKIPPED", 50)
     path.write_text("{oops\n" * 52)

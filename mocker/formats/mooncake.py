@@ -210,8 +210,7 @@ class _Columns:
         if worst < n:
             self._fail_row(source, worst, int(length[worst]), int(counts[worst]))
         if self.drop[:n].all():
-            assert source.skipped
-            source.fail(None, None, f"has no row that can be read; the first: {source.skipped[0].problem}")
+            source.fail(None, None, f"has no row that can be read; the first: {source.first_skipped()}")
         planned = self.planned.any()
         trace = Trace(
             block_size=source.block_size,

@@ -136,8 +136,8 @@ def make_trace(
     n = len(line)
     gone = np.zeros(n, np.bool_) if drop is None else drop
     if n == 0 or gone.all():
-        first = f"; the first: {source.skipped[0].problem}" if source.skipped else ""
-        source.fail(None, None, f"did not contain any requests{first}")
+        first = source.first_skipped()
+        source.fail(None, None, f"did not contain any requests{f'; the first: {first}' if first else ''}")
     size = source.block_size if block_size is None or source.given_block_size is not None else block_size
     if hash_offsets is None or hash_ids is None:
         for row in np.flatnonzero(((input_length > MAX_PROMPT) | (input_length < 0)) & ~gone).tolist():

@@ -88,8 +88,15 @@ class Source:
         self.skipped.append(error)
         if len(self.skipped) > MAX_SKIPPED:
             self.fail(error.line, None, f"is one of more than {MAX_SKIPPED:,} rows that cannot be read; is this the "
-                      f"right format? The first: {self.skipped[0].problem}")
+                      f"right format? The first: {self.first_skipped()}")
         return True
+
+    def first_skipped(self) -> str:
+        """What is wrong in the first row that was left out, and where; empty if there is none."""
+        if not self.skipped:
+            return ""
+        first = self.skipped[0]
+        return f"line {first.line}: {first.field or 'row'}: {first.problem}"
 
 
 def read_file(path: str) -> tuple[bytes | mmap.mmap, mmap.mmap | None]:
