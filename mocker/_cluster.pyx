@@ -21,7 +21,7 @@ from mocker._hash cimport hash_blocks
 from mocker._heap cimport Pending, heap_pop, heap_push
 from mocker._kv cimport path_free, path_reserve
 from mocker._lanes cimport Lanes
-from mocker._offload_pass cimport tiers_begin
+from mocker._offload_pass cimport tiers_begin, tiers_look
 from mocker._record cimport timeline_queue
 from mocker._router cimport (
     ROUTED_ERROR, ROUTED_LATER, ROUTED_NEVER, router_arrival, router_cancel, router_completed, router_drain,
@@ -600,13 +600,16 @@ cdef class Cluster(Lanes):
         cdef int64_t worker
         cdef Core* c
         cdef bint told = False
-        if self.single:
+        if self.single or (self.offload.apart and self.route == NULL):
             return False
         for worker in range(self.workers):
             c = <Core*>self.cores[worker]
             if c == NULL or c.tiers == NULL:   # it is gone, or has no tiers
                 continue
-            tiers_begin(c, self.now)
+            if self.offload.apart:
+                tiers_look(c, self.now)
+            else:
+                tiers_begin(c, self.now)
             if self.route != NULL and c.pool.events_used > 0:
                 told = True
                 router_events(self.route, <int32_t>worker, &c.pool)
@@ -618,7 +621,7 @@ cdef class Cluster(Lanes):
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
         return (self.limit_active == 0 and self.next_rows.shape[0] == 0
                 and (self.route == NULL or self.route.queued == 0)
-                and (self.offload is None or not (self.offload.w.g3.there or self.offload.w.g4.there)))
+                and (self.offload is None or self.offload.apart))
 
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
         """Go on with a worker alone until the next arrival, or until a request ends or makes its first token.
@@ -629,7 +632,8 @@ cdef class Cluster(Lanes):
         cdef View* c = &self.views[worker]
         cdef bint late = self.kind == KIND_RULES and (self.rules[worker].rules & RULE_LATE) != 0
         cdef double start, end, until = min(min(self.next_ready(), self.next_cancel()), self.horizon)
-        while c.ended_used == 0 and self.brought(c) and not self.below(worker):
+        cdef bint apart = self.offload is None or self.offload.apart
+        while c.ended_used == 0 and self.brought(c) and (apart or not self.below(worker)):
             if c.steady and self.fast & FAST_CLOCK:
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)

@@ -2,7 +2,7 @@
 # trace that nothing branches off, one full block of real tokens, or the generated blocks of one request); a run
 # is a stretch of one segment's resident blocks that have the same holders.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from mocker._offload_tiers cimport Catalog
+from mocker._offload_blocks cimport Catalog
 from mocker._ranks cimport Ranks
 
 
@@ -16,6 +16,7 @@ cdef struct Run:
     int32_t down                   # run just after, NIL at the deepest resident block
     int32_t prev                   # inactive only: towards the next to be evicted
     int32_t next                   # inactive only: towards the newest; free runs: free list
+    int32_t origin                 # with tiers: the segment's number in the catalog
 
 
 cdef struct Path:                  # the full blocks of one request, root first
@@ -33,7 +34,7 @@ cdef struct Piece:                 # consecutive blocks of one segment in an eve
     uint64_t local                 # block hash (real tokens, stored only)
     int32_t start                  # first block, offset in the segment
     int32_t count                  # blocks; a removed piece lists them deepest first
-    int64_t tokens                 # stored, if events carry tokens: offset in `event_tokens`, else NIL
+    int64_t tokens                 # stored, if events carry tokens: offset in `event_tokens`, else NIL; evicted: origin
 
 
 cdef struct Event:
@@ -127,7 +128,7 @@ cdef int32_t resident_from(Pool* p, Path* path, int32_t begin, int32_t end, Spot
 cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil
 cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil
 cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
-cdef void catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil
+cdef int32_t catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil
 cdef void log_stored(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
 
 

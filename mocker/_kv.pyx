@@ -17,7 +17,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
-from mocker._offload_tiers cimport catalog_add
+from mocker._offload_blocks cimport catalog_add
 from mocker._ranks cimport rank_add, rank_cut, rank_fresh, ranks_free
 
 
@@ -115,7 +115,7 @@ cdef int32_t run_new(Pool* p, uint64_t key, int32_t start, int32_t end, int32_t 
         p.runs_used += 1
     r = &p.runs[run]
     r.key, r.start, r.end, r.ref, r.pins = key, start, end, ref, 0
-    r.up = r.down = r.prev = r.next = NIL
+    r.up = r.down = r.prev = r.next = r.origin = NIL
     return run
 
 
@@ -167,7 +167,7 @@ cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
     cdef Run* r = &p.runs[run]
     cdef Run* d = &p.runs[low]
     r.end = at
-    d.pins = r.pins
+    d.pins, d.origin = r.pins, r.origin
     d.up = run
     d.down = r.down
     if d.down != NIL:
@@ -212,7 +212,7 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
             p.evicted = <Piece*>moved
             e = &p.evicted[p.evicted_used]
             p.evicted_used += 1
-            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, NIL
+            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, r.origin
         if r.end == r.start:
             queue_remove(p, run)
             if r.up != NIL:
@@ -491,12 +491,14 @@ cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexc
             run = pool_find(p, path.keys[i])
 
 
-cdef void catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil:
-    """Note where the segment of an element comes from."""
-    if not catalog_add(p.catalog, path.keys[i], path.keys[i - 1] if i > 0 else 0,
-                       path.ends[i - 1] - element_begin(path, i - 1) - 1 if i > 0 else NIL,
-                       path.local[i] if path.local != NULL else 0):
+cdef int32_t catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil:
+    """Note where the segment of an element comes from; its number in the catalog."""
+    cdef int32_t number = catalog_add(
+        p.catalog, path.keys[i], path.keys[i - 1] if i > 0 else 0,
+        path.ends[i - 1] - element_begin(path, i - 1) - 1 if i > 0 else NIL, path.local[i] if path.local != NULL else 0)
+    if number == NIL:
         p.error = ERR_MEMORY
+    return number
 
 
 cdef void unhold(Pool* p, Path* path, int32_t begin, int32_t count) noexcept nogil:
@@ -536,7 +538,7 @@ cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcep
             table_insert(p, path.keys[i], run)
             path.first[i] = run
             if p.catalog != NULL:
-                catalog_note(p, path, i)
+                p.runs[run].origin = catalog_note(p, path, i)
         else:
             tail = path.first[i]
             while p.runs[tail].down != NIL:
@@ -546,7 +548,7 @@ cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcep
                 p.runs[tail].end = high - low
             else:
                 run = run_new(p, path.keys[i], begin - low, high - low, 1)
-                p.runs[run].up = tail
+                p.runs[run].up, p.runs[run].origin = tail, p.runs[tail].origin
                 p.runs[tail].down = run
         begin = high
         low = path.ends[i]

@@ -141,12 +141,12 @@ cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t
         run = run_new(p, path.keys[e], at - low, high - low, 0)
         if at == low:
             table_insert(p, path.keys[e], run)
-            catalog_note(p, path, e)
+            p.runs[run].origin = catalog_note(p, path, e)
         else:
             tail = pool_find(p, path.keys[e])
             while p.runs[tail].down != NIL:
                 tail = p.runs[tail].down
-            p.runs[run].up = tail
+            p.runs[run].up, p.runs[run].origin = tail, p.runs[tail].origin
             p.runs[tail].down = run
         p.scratch[n] = run
         n += 1

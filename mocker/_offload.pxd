@@ -2,8 +2,9 @@
 from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint64_t
 from mocker._core cimport Core
 from mocker._kv cimport Path
+from mocker._offload_blocks cimport Block, BlockSet, Catalog, Spans
 from mocker._offload_links cimport Link
-from mocker._offload_tiers cimport Block, BlockSet, Catalog, Tier
+from mocker._offload_tiers cimport Tier
 
 
 cdef enum LeaseKind:
@@ -30,15 +31,12 @@ cdef struct Lease:
     int kind                       # LeaseKind
     int64_t serial                 # tells it from earlier ones in the same place; 0: none
     int32_t next_free
-    Block* blocks                  # [n] copies: what passed the filters; promotions: what is to come up, in order
-    int64_t cap
-    int64_t n
-    Block* other                   # [others] copies to the host: evicted blocks that are not copied
-    int64_t other_cap
-    int64_t others
-    Block* arrived                 # [n_arrived] copied, not booked yet
-    int64_t arrived_cap
-    int64_t n_arrived
+    Spans blocks                   # copies: what passed the filters, cut in batches; promotions: what is to come up
+    Spans other                    # copies to the host: evicted blocks that are not copied
+    Spans arrived                  # copied, not booked yet; empty if nobody asks which
+    int64_t n                      # promotions: of `blocks`, so many from the first one on still come
+    int64_t n_arrived              # blocks copied, not booked yet
+    bint ready                     # in the list of those with something to book
     int64_t failed                 # not copied for want of room, not booked yet
     int64_t outstanding            # blocks under way or waiting
     int64_t slots                  # GPU slots that it holds
@@ -63,8 +61,9 @@ cdef struct Batch:
     int32_t place                  # lease
     bint prepared
     bint marked                    # its blocks are in `pending`
-    int64_t first                  # of the lease's blocks
-    int64_t count
+    int64_t first                  # of the lease's spans
+    int64_t spans
+    int64_t blocks
 
 
 cdef struct Lane:                  # batches of one worker in one direction down
@@ -114,9 +113,14 @@ cdef struct Offload:               # tiers of one worker
     Core* core
     int32_t worker
     bint reference                 # lose what the reference loses
+    bint alone                     # nothing here concerns another worker, see `tiers_begin`
     int64_t block_bytes
     int64_t batch_size
+    int32_t min_seen               # times that a block is evicted from the GPU until it is copied
+    BlockSet* seen                 # [min_seen - 1] blocks evicted so many times, and not copied
     double now                     # ms, in whole microseconds
+    double at                      # the same as it is
+    Catalog catalog                # unless the world's is used
     Tier g2
     Link down
     Link up
@@ -133,14 +137,16 @@ cdef struct Offload:               # tiers of one worker
     Change* changes                # [changes_used] to tell the router
     int64_t changes_cap
     int64_t changes_used
-    Block* chain                   # scratch
-    int64_t chain_cap
+    Spans chain                    # scratch
     int64_t booked[2]              # promises of host and disk slots that the tick has booked
     int64_t* chain_ends
     int64_t chain_ends_cap
-    Block* plan                    # [plan_n] blocks that a promotion would bring up
-    int64_t plan_cap
-    int64_t plan_n
+    int32_t* ready                 # [n_ready] copies with something to book, by place
+    int64_t ready_cap
+    int64_t n_ready
+    int64_t n_dropped              # cancelled promotions that still hold something
+    int64_t n_starved              # requests that were refused too often
+    Spans plan                     # blocks that a promotion would bring up
     int64_t plan_promised          # 0: they are pinned
     int32_t* parked                # [n_parked] leases of parked requests, in the order of parking
     int64_t parked_cap
@@ -161,6 +167,10 @@ cdef struct Offload:               # tiers of one worker
     int error
 
 
+cdef enum:
+    DENIALS = 16                   # refusals of one token's block after which nobody is admitted
+
+
 cdef bint offload_tells(Offload* o) noexcept nogil
 cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil
 cdef int64_t offload_tick(Offload* o, double now) noexcept nogil
@@ -169,11 +179,16 @@ cdef bint offload_plan(Offload* o, Path* path, int32_t skip, int32_t full, bint 
 cdef void offload_drop_plan(Offload* o) noexcept nogil
 cdef int32_t offload_start(Offload* o, double now) noexcept nogil
 cdef void offload_finish(Offload* o, int32_t place) noexcept nogil
+cdef void offload_sync(Offload* o, Link* k) noexcept nogil
 cdef void offload_init(Offload* o) noexcept nogil
 cdef void offload_free(Offload* o) noexcept nogil
 cdef void world_init(World* w) noexcept nogil
 cdef void world_free(World* w) noexcept nogil
 cdef int offload_error(Offload* o) noexcept nogil
+
+
+cdef inline double whole_us(double ms) noexcept nogil:
+    return <double>(<int64_t>(ms * 1000.0)) / 1000.0 if ms > 0.0 else 0.0
 
 
 cdef inline bint must_wait(Core* c, int32_t slot) noexcept nogil:
@@ -191,16 +206,17 @@ cdef inline bint must_wait(Core* c, int32_t slot) noexcept nogil:
     return True
 
 
+cdef inline void granted(Core* c, int32_t slot) noexcept nogil:
+    """The request has the block of its next token."""
+    cdef Offload* o = <Offload*>c.tiers
+    if slot < o.waits_cap:
+        o.n_starved -= o.waits[slot].denied >= DENIALS
+        o.waits[slot].denied = 0
+
+
 cdef inline void forget_wait(Core* c, int32_t slot) noexcept nogil:
     cdef Offload* o = <Offload*>c.tiers
     if slot < o.waits_cap:
         o.waits[slot].serial = 0
         o.waits[slot].unstaged = False
-        o.waits[slot].denied = 0
-
-
-cdef inline void granted(Core* c, int32_t slot) noexcept nogil:
-    """The request has the block of its next token."""
-    cdef Offload* o = <Offload*>c.tiers
-    if slot < o.waits_cap:
-        o.waits[slot].denied = 0
+        granted(c, slot)

@@ -1,6 +1,7 @@
 # Owners of the tiers' memory: one world for all workers of a simulation, one set of tiers a worker.
 from mocker._engine cimport EngineCore
 from mocker._offload cimport Offload, World
+from mocker._offload_tiers cimport Future
 
 
 cdef class OffloadTiers
@@ -12,6 +13,9 @@ cdef class OffloadWorld:
     cdef readonly object parked_ms       # float64[rows], see `collect`; None
     cdef readonly object blocks          # int64[rows, 3]
 
+    cdef readonly bint apart             # nothing in the tiers of one worker concerns another
+    cdef bint hushed                     # nobody asks what comes to the hosts and goes
+
     cdef double deadline(self) noexcept nogil
     cdef note(self, OffloadTiers tiers)
 
@@ -20,3 +24,5 @@ cdef class OffloadTiers:
     cdef Offload o
     cdef OffloadWorld world
     cdef readonly EngineCore engine
+    cdef Future future
+    cdef tuple arrays                    # behind it

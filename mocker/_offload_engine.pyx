@@ -4,19 +4,22 @@
 Everything that happens in a simulation is in `_offload` and `_offload_pass`.
 """
 from libc.math cimport INFINITY
+from libc.stdlib cimport calloc
 
 import numpy as np
 
-from mocker._common cimport int32_t, int64_t, uint64_t
+from mocker._common cimport NIL, int32_t, int64_t, uint64_t
 from mocker._engine cimport EngineCore
 from mocker._offload cimport (
     LEASE_FREE, LEASE_G2, LEASE_UP, Lease, Offload, World, offload_deadline, offload_free, offload_init,
     world_free, world_init)
+from mocker._offload_blocks cimport BlockSet, Catalog
 from mocker._offload_links cimport Link, link_init
 from mocker._offload_pass cimport tiers_make_room
-from mocker._offload_tiers cimport Tier, tier_init
+from mocker._offload_tiers cimport Run, Tier, tier_init
 
 MAX_WORKERS = 1024
+POLICIES = "lru", "lfu", "s3fifo", "belady"
 
 
 cdef dict link_counters(Link* k):
@@ -65,7 +68,7 @@ cdef class OffloadWorld:
         return at
 
     def attach(self, EngineCore engine, *, int64_t g2_blocks, int64_t block_bytes, int64_t batch_size, double g1_to_g2,
-               double g2_to_g1, bint reference, tuple latency=(0.0, 0.0)):
+               double g2_to_g1, bint reference, tuple latency=(0.0, 0.0), str policy="lru", int32_t min_seen=1):
         """Put tiers below an engine that has no requests yet.
 
         Parameters
@@ -81,6 +84,10 @@ cdef class OffloadWorld:
             Lose the metadata and the pins that the reference loses.
         latency : tuple of two floats
             ms of each transfer on its links.
+        policy : {"lru", "lfu", "s3fifo", "belady"}
+            Who makes room in the host; the last one needs `OffloadTiers.foresee`.
+        min_seen : int
+            A block is copied from the so-manieth time on that the GPU evicts it.
 
         Returns
         -------
@@ -90,19 +97,25 @@ cdef class OffloadWorld:
             raise ValueError(f"KV offload simulates at most {MAX_WORKERS} workers")
         cdef OffloadTiers tiers = OffloadTiers.__new__(OffloadTiers)
         cdef Offload* o = &tiers.o
+        cdef Catalog* catalog
         tiers.world, tiers.engine = self, engine
         o.world, o.core, o.worker, o.reference = &self.w, &engine.c, self.w.n_workers, reference
         o.block_bytes, o.batch_size = block_bytes, batch_size
-        tier_init(&o.g2, g2_blocks, &self.w.catalog, engine.c.pool.capture)
+        catalog = &self.w.catalog if self.w.g3.there or self.w.g4.there else &o.catalog
+        tier_init(&o.g2, g2_blocks, catalog, engine.c.pool.capture and not self.hushed)
         link_init(&o.down, g1_to_g2, latency[0])
         link_init(&o.up, g2_to_g1, latency[1])
         offload_init(o)
+        o.g2.policy, o.min_seen = POLICIES.index(policy), min_seen
+        o.seen = <BlockSet*>calloc(min_seen, sizeof(BlockSet))
+        if o.seen == NULL:
+            raise MemoryError
         self.w.workers[o.worker] = o
         self.w.n_workers += 1
         self.attached.append(tiers)
         engine.c.tiers = engine.c.pool.tiers = o
         engine.c.pool.make_room = tiers_make_room
-        engine.c.pool.catalog = &self.w.catalog
+        engine.c.pool.catalog = catalog
         engine.c.pool.keep_evicted = True
         engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
         engine.tiers = tiers
@@ -116,6 +129,20 @@ cdef class OffloadWorld:
             return
         parked, blocks = self.parked_ms, self.blocks
         tiers.o.row_parked, tiers.o.row_blocks = &parked[0], &blocks[0, 0]
+
+    def part(self):
+        """Let time pass below each of the workers, which share no tier, on its own."""
+        cdef OffloadTiers tiers
+        self.apart = True
+        for tiers in self.attached:
+            tiers.o.alone = True
+
+    def hush(self):
+        """Nobody asks what comes to the hosts and goes."""
+        cdef OffloadTiers tiers
+        self.hushed = True
+        for tiers in self.attached:
+            tiers.o.g2.log = False
 
     def collect(self, int64_t rows):
         """Note for each row how long it was parked, and how many blocks it had from the host, disk and remote store."""
@@ -141,6 +168,40 @@ cdef class OffloadTiers:
 
     def __dealloc__(self):
         offload_free(&self.o)
+
+    def foresee(self, order, segment, parent):
+        """Tell Belady's policy the requests of this worker.
+
+        Parameters
+        ----------
+        order : ndarray of int64
+            Their rows in the order in which they come.
+        segment, parent : ndarray of int32
+            As of `PathTable`: deepest segment of each row, and segment before each segment (-1: none).
+        """
+        cdef Future* f = &self.future
+        cdef int64_t[::1] starts, uses, rows, place
+        cdef int32_t[::1] deepest, before
+        at, found, places = segment[order], [], []
+        while (at >= 0).any():                 # segment by segment towards the root
+            here = np.flatnonzero(at >= 0)
+            found.append(at[here])
+            places.append(here)
+            at = np.where(at >= 0, parent[at], -1)
+        found = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+        places = np.concatenate([np.zeros(0, np.int64), *places])
+        sort = np.lexsort((places, found))
+        starts = np.searchsorted(found[sort], np.arange(len(parent) + 1)).astype(np.int64)
+        uses = np.append(places[sort], 0).astype(np.int64)
+        rows = np.append(order, 0).astype(np.int64)
+        where = np.full(len(segment) + 1, -1, np.int64)
+        where[order] = np.arange(len(order))
+        place, deepest, before = where, np.append(segment, 0).astype(np.int32), np.append(parent, 0).astype(np.int32)
+        self.arrays = starts, uses, rows, place, deepest, before
+        f.segments, f.rows, f.clock = len(parent), len(segment), 0
+        f.starts, f.uses, f.order, f.place = &starts[0], &uses[0], &rows[0], &place[0]
+        f.segment, f.parent = &deepest[0], &before[0]
+        self.o.g2.future = f
 
     def counters(self):
         """Use of the host tier and its links, and what requests had from below."""
@@ -189,20 +250,34 @@ cdef class OffloadTiers:
 
 
 cdef check_tier(str name, Tier* t):
-    cdef int64_t i, inactive = 0, pinned = 0
-    cdef int32_t node
-    for i in range(t.heap_used):
-        node = t.heap[i]
-        if not t.nodes[node].inactive or t.nodes[node].children != 0 or t.nodes[node].heap_at != i:
-            raise AssertionError(f"{name}: block {t.nodes[node].key} is misplaced in the eviction order")
-    for i in range(<int64_t>(t.mask + 1) if t.table != NULL else 0):
-        if t.table[i] == <uint64_t>0xFFFFFFFFFFFFFFFF:
-            continue
-        node = <int32_t>(t.table[i] & <uint64_t>0xFFFFFFFF)
-        inactive += t.nodes[node].inactive
-        pinned += t.nodes[node].pins > 0
-        if t.nodes[node].resident != (t.nodes[node].inactive or t.nodes[node].pins > 0):
-            raise AssertionError(f"{name}: block {t.nodes[node].key} has no state")
+    cdef int64_t i, inactive = 0, pinned = 0, leaves = 0, small = 0
+    cdef int32_t run, down
+    cdef Run* r
+    cdef bint held
+    for i in range(t.first_cap):
+        run = t.first[i]
+        down = NIL                             # the run before
+        while run != NIL:
+            r = &t.runs[run]
+            if (r.seg != i or r.up != down or r.start >= r.end
+                    or (down != NIL and t.runs[down].end > r.start)):
+                raise AssertionError(f"{name}: run {r.start} of segment {i} is misplaced")
+            if r.pins < 0 and (r.kids == 0 or r.linked or r.end - r.start != 1):
+                raise AssertionError(f"{name}: ghost {r.start} of segment {i} stands for nothing")
+            inactive += r.end - r.start if r.pins == 0 else 0
+            small += r.end - r.start if r.pins == 0 and r.queue == 0 else 0
+            pinned += r.end - r.start if r.pins > 0 else 0
+            down, run = run, r.down
+            held = r.kids > 0 or (run != NIL and t.runs[run].start == r.end and t.runs[run].linked)
+            if (r.heap_at >= 0) != (r.pins == 0 and not held) or (r.pins == 0 and not r.linked):
+                raise AssertionError(f"{name}: block {r.end - 1} of segment {i} is misplaced among the evictable")
+            leaves += r.heap_at >= 0
+            if r.heap_at >= 0 and t.heaps[r.queue].items[r.heap_at].run != down:
+                raise AssertionError(f"{name}: block {r.end - 1} of segment {i} is misplaced in the heap")
+    if leaves != t.heaps[0].used + t.heaps[1].used:
+        raise AssertionError(f"{name}: {t.heaps[0].used} + {t.heaps[1].used} runs in the eviction order, not {leaves}")
+    if small != t.small:
+        raise AssertionError(f"{name}: {small} blocks in the small queue, counted {t.small}")
     if inactive != t.inactive or pinned != t.pinned:
         raise AssertionError(f"{name}: {inactive} inactive, {pinned} pinned; counted {t.inactive}, {t.pinned}")
     if t.free < 0 or t.reserved < 0 or t.free + t.inactive + t.pinned > t.capacity:

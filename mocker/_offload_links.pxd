@@ -1,4 +1,6 @@
 # Links between storage tiers, on which the transfers under way share the bandwidth equally.
+from libc.math cimport INFINITY
+
 from mocker._common cimport int32_t, int64_t
 
 
@@ -40,3 +42,18 @@ cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t p
                      int64_t count) noexcept nogil
 cdef void link_advance(Link* k, double now) noexcept nogil
 cdef double link_earliest(Link* k) noexcept nogil
+
+
+cdef inline void link_pass(Link* k, double now) noexcept nogil:
+    """`link_advance`, at once on an idle link."""
+    if k.used + k.landing_used > 0:
+        link_advance(k, now)
+        return
+    k.done_used = 0
+    if now > k.last:
+        k.last = now
+
+
+cdef inline double link_next(Link* k) noexcept nogil:
+    """`link_earliest`, at once on an idle link."""
+    return link_earliest(k) if k.used + k.landing_used > 0 else INFINITY

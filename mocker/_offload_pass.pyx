@@ -4,21 +4,23 @@
 Answers to the parts of `scheduler/vllm/core.rs` and `kv_manager/kvbm_backend.rs` that the reference's feature adds. A
 core without tiers calls nothing of this. Costs: a pass O(leases + parked requests); an eviction O(log) a block.
 """
+from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, ST_PARKED, ST_WAITING, grown, int32_t, int64_t
 from mocker._core cimport Core, Request
 from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, pool_reserve
 from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
+from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
-    LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan, offload_enqueue,
-    offload_finish, offload_plan, offload_start, offload_tick)
-from mocker._offload_tiers cimport Block, Origin, catalog_find, set_has, tier_has
+    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan,
+    offload_enqueue, offload_finish, offload_plan, offload_start, offload_tick, whole_us)
+from mocker._offload_policy cimport policy_reach
+from mocker._offload_tiers cimport EVICT_BELADY, tier_has
 from mocker._requests cimport waiting_pop, waiting_prepend
 
 
-cdef enum:
-    DENIALS = 16                   # refusals of one token's block after which nobody is admitted
+cdef double SOON = 1e-6            # ms before something ends from which on links are looked at
 
 
 cdef void log_host(Offload* o) noexcept nogil:
@@ -32,7 +34,7 @@ cdef void log_host(Offload* o) noexcept nogil:
             break
         b = o.changes[i].block
         p.events[p.events_used - 1].tier = 1
-        origin = catalog_find(&o.world.catalog, b.key)
+        origin = catalog_find(o.g2.catalog, b.key)
         if o.changes[i].created:
             if b.at > 0:
                 p.events[p.events_used - 1].has_parent = 1
@@ -64,7 +66,54 @@ cdef bint tiers_make_room(Pool* p, int64_t count) noexcept nogil:
     return granted
 
 
+cdef void catch_up(Core* c, double now) noexcept nogil:
+    """What ends below a lone worker before `now` happens, each at its time."""
+    cdef Offload* o = <Offload*>c.tiers
+    cdef double due = offload_deadline(o), last = -1.0
+    while due < now:
+        if due == last and o.down.done_used + o.up.done_used == 0:
+            return                             # less than a clock tick is left
+        tiers_step(c, due)
+        last = due
+        due = offload_deadline(o)
+
+
+cdef void tiers_look(Core* c, double now) noexcept nogil:
+    """Somebody looks at a lone worker at `now`."""
+    if offload_deadline(<Offload*>c.tiers) <= now:
+        catch_up(c, now)
+        tiers_step(c, now)
+
+
+cdef double tiers_rest(Core* c, double until) noexcept nogil:
+    """Up to when, and not after `until`, passes need not look below; 0 if the next one has to."""
+    cdef Offload* o = <Offload*>c.tiers
+    cdef double due = offload_deadline(o)
+    if not (due < INFINITY):
+        return until
+    if not o.alone or o.n_ready > 0:
+        return 0.0
+    return min(until, due - SOON)
+
+
 cdef void tiers_begin(Core* c, double now) noexcept nogil:
+    """Time passes below, up to the start of a pass.
+
+    A lone worker's tiers do as if they had been looked at whenever something ended. That no other moment counts, since
+    sums of floating-point numbers would show it, makes it independent of other workers and of passes that are skipped.
+    """
+    cdef Offload* o = <Offload*>c.tiers
+    if o.alone:
+        if now < tiers_rest(c, INFINITY):
+            o.now = whole_us(now)
+            o.at = now
+            return
+        if o.at < now:
+            tiers_look(c, now)                 # the clock came here before the pass did
+    tiers_step(c, now)
+
+
+cdef void tiers_step(Core* c, double now) noexcept nogil:
     """Time passes below. Parked requests whose blocks have come go to the front of the queue, in order of parking."""
     cdef Offload* o = <Offload*>c.tiers
     cdef int64_t i, k = 0, n = 0, active = c.pool.active, released
@@ -147,6 +196,7 @@ cdef void tiers_deny(Core* c, int32_t slot) noexcept nogil:
     tiers_wait(c, slot)
     if slot < o.waits_cap:
         o.waits[slot].denied += 1
+        o.n_starved += o.waits[slot].denied == DENIALS
 
 
 cdef bint tiers_admit(Core* c) noexcept nogil:
@@ -157,7 +207,7 @@ cdef bint tiers_admit(Core* c) noexcept nogil:
     """
     cdef Offload* o = <Offload*>c.tiers
     cdef int64_t i
-    if o.reference:
+    if o.reference or o.n_starved == 0:
         return True
     for i in range(c.n_running):
         if c.running[i] < o.waits_cap and o.waits[c.running[i]].denied >= DENIALS:
@@ -173,6 +223,8 @@ cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) 
     cdef bint stage = slot >= o.waits_cap or not o.waits[slot].unstaged
     cdef Lease* e
     cdef void* moved
+    if o.g2.policy == EVICT_BELADY:
+        policy_reach(&o.g2, r.id)
     if skip >= r.full:
         return UP_MISS
     if not below_has(o, &r.path, skip):
@@ -182,7 +234,7 @@ cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) 
     if not offload_plan(o, &r.path, skip, r.full, stage):
         pool_unpin(&c.pool, &r.path, skip, 0)
         return UP_MISS
-    if not pool_reserve(&c.pool, o.plan_n):
+    if not pool_reserve(&c.pool, o.plan.blocks):
         offload_drop_plan(o)
         pool_unpin(&c.pool, &r.path, skip, 0)
         if c.pool.blocked == NIL:
@@ -229,6 +281,7 @@ cdef void tiers_cancel(Core* c, int32_t slot) noexcept nogil:
             continue
         e.cancel = True
         o.n_cancelled += 1
+        o.n_dropped += 1
         e.path = c.req[slot].path
         memset(&c.req[slot].path, 0, sizeof(Path))
     o.n_parked = k

@@ -1,65 +1,79 @@
-# Data dictionary of the pools below the GPU: block names, sets of them, where segments come from, and the tiers.
-from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint64_t
+# Data dictionary of the pools below the GPU.
+from mocker._common cimport int8_t, int32_t, int64_t, uint8_t
+from mocker._offload_blocks cimport Block, BlockSet, Catalog, Span
 
 
-cdef struct Block:                 # one block of a segment
-    uint64_t key
-    int32_t at                     # offset in the segment
+cdef enum:                         # eviction policies, see `_offload_policy`
+    EVICT_LRU = 0
+    EVICT_LFU = 1
+    EVICT_S3FIFO = 2
+    EVICT_BELADY = 3
 
 
-cdef struct BlockSet:              # open addressing
-    Block* items
-    uint8_t* full
-    uint64_t mask                  # places - 1
-    int64_t used
+cdef struct Run:                   # consecutive blocks of a segment that are alike
+    int32_t seg                    # segment's number
+    int32_t start                  # first block, offset in the segment
+    int32_t end                    # one past the last block
+    int32_t pins                   # transfers that keep them; 0: evictable; NIL: a ghost
+    int32_t up                     # run before this one in the segment, NIL at the first
+    int32_t down                   # run after it; of a free run: next free one
+    int32_t parent                 # linked at offset 0: run whose last block comes before, NIL if nothing does
+    int32_t kids                   # other segments linked to the last block
+    int32_t heap_at                # place in `heap` while its last block may be evicted next, else NIL
+    int8_t step                    # of ticks from a block to the next: 1 or -1
+    uint8_t linked                 # counts for the block before
+    uint8_t uses                   # promotions, as far as the policy counts them
+    uint8_t queue                  # S3-FIFO: 0 small, 1 main
+    int64_t tick                   # number of the first block's insertion among the evictable ones
 
 
-cdef struct Origin:                # what a segment's first block follows
-    uint64_t key                   # the segment
-    uint64_t parent_key
-    uint64_t local                 # hash of its tokens alone (real tokens only)
-    int32_t parent_at              # NIL: nothing, it begins a sequence
+cdef struct Leaf:                  # a run whose last block may be evicted
+    int64_t key                    # its tick, moved by what the policy says
+    int32_t run
 
 
-cdef struct Catalog:               # every segment that was ever resident
-    Origin* items
+cdef struct Heap:                  # binary, by key
+    Leaf* items
     int64_t cap
     int64_t used
-    int32_t* table                 # place -> item
-    uint64_t mask
 
 
-cdef struct Node:                  # a block of a tier, or one that only stands for itself in the lineage graph
-    uint64_t key
-    int32_t at
-    int32_t pins                   # transfers that keep it
-    int64_t tick                   # number of its insertion among the evictable ones
-    int32_t parent                 # node of the block before it, NIL while not linked; of a free node: next free one
-    int32_t children               # nodes linked to it
-    int32_t heap_at                # place in `heap` while it may be evicted next
-    uint8_t resident
-    uint8_t inactive               # resident without pins
+cdef struct Future:                # requests of one worker in the order in which they come
+    int64_t segments
+    int64_t* starts                # [segments + 1] into `uses`
+    int64_t* uses                  # [] places of the requests that have a segment, rising
+    int64_t rows
+    int64_t* order                 # [requests] row by place
+    int64_t* place                 # [rows] place by row
+    int32_t* segment               # [rows] deepest segment, NIL: none
+    int32_t* parent                # [segments] segment before, NIL: none
+    int64_t clock                  # place of the newest request that was looked at
 
 
 cdef struct Tier:
     int64_t capacity               # blocks
     int64_t free                   # slots with nothing in them
-    int64_t inactive
+    int64_t inactive               # blocks without pins
     int64_t pinned                 # blocks with pins
     int64_t reserved               # slots promised
     int64_t peak                   # most slots ever in use
     int64_t next_tick
     int64_t evictions
-    Node* nodes
-    int64_t nodes_cap
-    int64_t nodes_used
-    int32_t free_node
-    uint64_t* table                # open addressing over (key, at): half a hash and the node
-    uint64_t mask
-    int64_t table_used
-    int32_t* heap                  # evictable blocks without children, a binary heap by tick
-    int64_t heap_cap
-    int64_t heap_used
+    Run* runs
+    int64_t runs_cap
+    int64_t runs_used
+    int32_t free_run
+    int32_t* first                 # [first_cap] by segment number: its first run, NIL without
+    int64_t first_cap
+    Heap heaps[2]                  # runs whose last block may be evicted; the second one is S3-FIFO's main queue
+    int policy
+    int64_t small                  # S3-FIFO: evictable blocks in the small queue
+    BlockSet ghosts                # S3-FIFO: blocks that went from there
+    Block* gone                    # [gone_head, gone_used) them in order, with some that are no ghosts any more
+    int64_t gone_cap
+    int64_t gone_head
+    int64_t gone_used
+    Future* future                 # Belady
     bint log                       # note what came and went
     Block* changes                 # [changes_used]; ~at: it was removed
     int64_t changes_cap
@@ -68,30 +82,19 @@ cdef struct Tier:
     int error                      # ErrorCode
 
 
-cdef bint set_has(BlockSet* s, Block b) noexcept nogil
-cdef bint set_add(BlockSet* s, Block b) noexcept nogil
-cdef void set_discard(BlockSet* s, Block b) noexcept nogil
-cdef void set_free(BlockSet* s) noexcept nogil
-cdef bint catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t parent_at, uint64_t local) noexcept nogil
-cdef Origin* catalog_find(Catalog* c, uint64_t key) noexcept nogil
-cdef void catalog_free(Catalog* c) noexcept nogil
 cdef void tier_init(Tier* t, int64_t capacity, Catalog* catalog, bint log) noexcept nogil
 cdef void tier_free(Tier* t) noexcept nogil
+cdef int32_t tier_look(Tier* t, Span* s, bint* there) noexcept nogil
 cdef bint tier_has(Tier* t, Block b) noexcept nogil
-cdef bint tier_idle(Tier* t, Block b) noexcept nogil
-cdef bint tier_promise(Tier* t, int64_t count) noexcept nogil
+cdef int64_t tier_idle(Tier* t, Span* s) noexcept nogil
+cdef int64_t tier_room(Tier* t) noexcept nogil
 cdef bint tier_take(Tier* t, int64_t count) noexcept nogil
-cdef void tier_register(Tier* t, Block b) noexcept nogil
-cdef void tier_add(Tier* t, Block b) noexcept nogil
-cdef bint tier_pin(Tier* t, Block b) noexcept nogil
-cdef void tier_unpin(Tier* t, Block b) noexcept nogil
-
-
-cdef inline uint64_t block_mix(Block b) noexcept nogil:
-    cdef uint64_t x = (b.key + <uint64_t><int64_t>b.at * <uint64_t>0x9E3779B97F4A7C15) * <uint64_t>0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 31)) * <uint64_t>0x94D049BB133111EB
-    return x ^ (x >> 32)
-
-
-cdef inline bint same_block(Block a, Block b) noexcept nogil:
-    return a.key == b.key and a.at == b.at
+cdef void tier_register(Tier* t, Span* s) noexcept nogil
+cdef void tier_add(Tier* t, Span* s) noexcept nogil
+cdef void tier_pin(Tier* t, Span* s) noexcept nogil
+cdef void tier_unpin(Tier* t, Span* s) noexcept nogil
+cdef void tier_return(Tier* t, Span* s) noexcept nogil
+cdef void heap_put(Tier* t, int32_t run) noexcept nogil
+cdef void heap_take(Tier* t, int32_t run) noexcept nogil
+cdef void heap_renew(Tier* t, int32_t run) noexcept nogil
+cdef void set_ticks(Tier* t, int32_t run, int32_t step) noexcept nogil

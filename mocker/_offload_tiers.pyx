@@ -2,368 +2,313 @@
 """The block pools below the GPU: which blocks a tier holds, who keeps them, and which one makes room next.
 
 Answers to the pools of kvbm-logical with their lineage order: of the evictable blocks without an evictable descendant
-the one that became evictable first goes first. Unlike on the GPU, a block's predecessor need not be there, so blocks
-are kept one by one in a graph in which an absent predecessor is a ghost. A slot is free, in flight (taken, nothing
-registered yet), pinned or inactive. Costs: look-up O(1), pin, unpin and eviction O(log blocks).
+the one that became evictable first goes first. A slot is free, in flight (taken, nothing registered yet), pinned or
+inactive.
+
+What makes it small: blocks come, are kept and go in stretches, so they are kept in runs of one segment's consecutive
+blocks with the same pins and consecutive ticks. Unlike on the GPU, a block's predecessor need not be there. A block
+that was inserted is `linked`: it counts for its predecessor, whether that is there or not, until it is neither
+evictable nor has linked successors itself. The successor in the same segment is the next run, if that begins where this
+one ends; successors in other segments are counted at the end of a run. An absent block with such a count is a ghost.
+A run's number stays with its last block, since that is what other segments and the eviction order refer to.
+
+Costs: a look-up O(runs of the segment before the block), most often none; adding, pinning, unpinning and evicting a
+stretch O(runs touched * log runs).
 """
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free
+from libc.string cimport memset
 
-from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-
-cdef uint64_t EMPTY = <uint64_t>0xFFFFFFFFFFFFFFFF     # in a table of nodes
-
-
-# ---- sets of blocks ---------------------------------------------------------------------------------------------
-
-cdef bint set_has(BlockSet* s, Block b) noexcept nogil:
-    cdef uint64_t at
-    if s.used == 0:
-        return False
-    at = block_mix(b) & s.mask
-    while s.full[at]:
-        if same_block(s.items[at], b):
-            return True
-        at = (at + 1) & s.mask
-    return False
+from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._offload_blocks cimport Origin, catalog_number, span_block, span_of, span_part
+from mocker._offload_policy cimport (
+    policy_alike, policy_bias, policy_enter, policy_free, policy_gone, policy_queue, policy_spares, policy_use)
 
 
-cdef bint set_grow(BlockSet* s) noexcept nogil:
-    cdef uint64_t places = 2 * (s.mask + 1) if s.items != NULL else 64
-    cdef uint64_t i, at
-    cdef Block* items = <Block*>malloc(places * sizeof(Block))
-    cdef uint8_t* full = <uint8_t*>calloc(places, 1)
-    if items == NULL or full == NULL:
-        free(items)
-        free(full)
-        return False
-    if s.items != NULL:
-        for i in range(s.mask + 1):
-            if s.full[i]:
-                at = block_mix(s.items[i]) & (places - 1)
-                while full[at]:
-                    at = (at + 1) & (places - 1)
-                items[at], full[at] = s.items[i], 1
-    free(s.items)
-    free(s.full)
-    s.items, s.full, s.mask = items, full, places - 1
-    return True
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+cdef inline int32_t span_low(Span* s) noexcept nogil:
+    return s.at if s.step > 0 else s.at - s.count + 1
 
 
-cdef bint set_add(BlockSet* s, Block b) noexcept nogil:
-    """Add a block that may be there already; false if memory is short."""
-    cdef uint64_t at
-    if (s.items == NULL or 2 * s.used > <int64_t>s.mask) and not set_grow(s):
-        return False
-    at = block_mix(b) & s.mask
-    while s.full[at]:
-        if same_block(s.items[at], b):
-            return True
-        at = (at + 1) & s.mask
-    s.items[at], s.full[at] = b, 1
-    s.used += 1
-    return True
-
-
-cdef void set_discard(BlockSet* s, Block b) noexcept nogil:
-    cdef uint64_t hole, at, wants
-    if not set_has(s, b):
-        return
-    hole = block_mix(b) & s.mask
-    while not same_block(s.items[hole], b):
-        hole = (hole + 1) & s.mask
-    at = hole
-    while True:
-        at = (at + 1) & s.mask
-        if not s.full[at]:
-            break
-        wants = block_mix(s.items[at]) & s.mask
-        if ((at - wants) & s.mask) >= ((at - hole) & s.mask):
-            s.items[hole] = s.items[at]
-            hole = at
-    s.full[hole] = 0
-    s.used -= 1
-
-
-cdef void set_free(BlockSet* s) noexcept nogil:
-    free(s.items)
-    free(s.full)
-
-
-# ---- where segments come from -----------------------------------------------------------------------------------
-
-cdef inline uint64_t catalog_home(Catalog* c, uint64_t key) noexcept nogil:
-    return ((key * <uint64_t>0x9E3779B97F4A7C15) >> 24) & c.mask
-
-
-cdef Origin* catalog_find(Catalog* c, uint64_t key) noexcept nogil:
-    cdef uint64_t at
-    if c.used == 0:
-        return NULL
-    at = catalog_home(c, key)
-    while c.table[at] != NIL:
-        if c.items[c.table[at]].key == key:
-            return &c.items[c.table[at]]
-        at = (at + 1) & c.mask
-    return NULL
-
-
-cdef bint catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t parent_at, uint64_t local) noexcept nogil:
-    """Note a segment, if it is new; false if memory is short."""
-    cdef uint64_t places, at
-    cdef int64_t i
-    cdef int32_t* table
+cdef int32_t run_new(Tier* t, Span* s, int32_t pins) noexcept nogil:
+    """A run of a span's blocks, in no list yet; ticks are not set."""
+    cdef int32_t run = t.free_run
+    cdef Run* r
     cdef void* moved
-    cdef Origin* o
-    if catalog_find(c, key) != NULL:
-        return True
-    moved = grown(c.items, &c.cap, c.used + 1, sizeof(Origin))
-    if moved == NULL:
-        return False
-    c.items = <Origin*>moved
-    if c.table == NULL or 2 * c.used > <int64_t>c.mask:
-        places = 2 * (c.mask + 1) if c.table != NULL else 64
-        table = <int32_t*>malloc(places * sizeof(int32_t))
-        if table == NULL:
-            return False
-        for i in range(<int64_t>places):
-            table[i] = NIL
-        free(c.table)
-        c.table, c.mask = table, places - 1
-        for i in range(c.used):
-            at = catalog_home(c, c.items[i].key)
-            while table[at] != NIL:
-                at = (at + 1) & c.mask
-            table[at] = <int32_t>i
-    o = &c.items[c.used]
-    o.key, o.parent_key, o.parent_at, o.local = key, parent_key, parent_at, local
-    at = catalog_home(c, key)
-    while c.table[at] != NIL:
-        at = (at + 1) & c.mask
-    c.table[at] = <int32_t>c.used
-    c.used += 1
-    return True
-
-
-cdef void catalog_free(Catalog* c) noexcept nogil:
-    free(c.items)
-    free(c.table)
-
-
-# ---- nodes ------------------------------------------------------------------------------------------------------
-
-cdef inline uint64_t entry_of(Block b, int32_t node) noexcept nogil:
-    """What the table holds of a node: half its hash, so that most look-ups touch no other node, and its number."""
-    return (block_mix(b) << 32) | <uint64_t><uint32_t>node
-
-
-cdef int32_t node_find(Tier* t, Block b) noexcept nogil:
-    cdef uint64_t code, at, entry
-    cdef int32_t node
-    if t.table_used == 0:
-        return NIL
-    code = block_mix(b) & <uint64_t>0xFFFFFFFF
-    at = code & t.mask
-    while True:
-        entry = t.table[at]
-        if entry == EMPTY:
-            return NIL
-        if entry >> 32 == code:
-            node = <int32_t>(entry & <uint64_t>0xFFFFFFFF)
-            if t.nodes[node].key == b.key and t.nodes[node].at == b.at:
-                return node
-        at = (at + 1) & t.mask
-
-
-cdef bint table_grow(Tier* t) noexcept nogil:
-    cdef uint64_t places = 2 * (t.mask + 1) if t.table != NULL else 64
-    cdef uint64_t i, at
-    cdef uint64_t* table = <uint64_t*>malloc(places * sizeof(uint64_t))
-    if table == NULL:
-        return False
-    for i in range(places):
-        table[i] = EMPTY
-    if t.table != NULL:
-        for i in range(t.mask + 1):
-            if t.table[i] != EMPTY:
-                at = (t.table[i] >> 32) & (places - 1)
-                while table[at] != EMPTY:
-                    at = (at + 1) & (places - 1)
-                table[at] = t.table[i]
-    free(t.table)
-    t.table, t.mask = table, places - 1
-    return True
-
-
-cdef int32_t node_get(Tier* t, Block b) noexcept nogil:
-    """The block's node, made if there is none."""
-    cdef int32_t node = node_find(t, b)
-    cdef uint64_t at
-    cdef Node* x
-    cdef void* moved
-    if node != NIL:
-        return node
-    if (t.table == NULL or 2 * t.table_used > <int64_t>t.mask) and not table_grow(t):
-        t.error = ERR_MEMORY
-        return 0
-    node = t.free_node
-    if node != NIL:
-        t.free_node = t.nodes[node].parent
+    if run != NIL:
+        t.free_run = t.runs[run].down
     else:
-        moved = grown(t.nodes, &t.nodes_cap, t.nodes_used + 1, sizeof(Node))
-        if moved != NULL:
-            t.nodes = <Node*>moved
-            moved = grown(t.heap, &t.heap_cap, t.nodes_used + 1, sizeof(int32_t))
+        moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
         if moved == NULL:
             t.error = ERR_MEMORY
-            return 0
-        t.heap = <int32_t*>moved
-        node = <int32_t>t.nodes_used
-        t.nodes_used += 1
-    x = &t.nodes[node]
-    x.key, x.at, x.pins, x.tick, x.parent, x.children, x.heap_at = b.key, b.at, 0, 0, NIL, 0, NIL
-    x.resident = x.inactive = 0
-    at = block_mix(b) & <uint64_t>0xFFFFFFFF & t.mask
-    while t.table[at] != EMPTY:
-        at = (at + 1) & t.mask
-    t.table[at] = entry_of(b, node)
-    t.table_used += 1
-    return node
+            return 0               # the caller writes into a run that exists; the error ends the run of the engine
+        t.runs = <Run*>moved
+        run = <int32_t>t.runs_used
+        t.runs_used += 1
+    r = &t.runs[run]
+    r.seg, r.start, r.pins = s.seg, span_low(s), pins
+    r.end = r.start + s.count
+    r.up = r.down = r.parent = r.heap_at = NIL
+    r.kids = r.linked = r.uses = r.queue = 0
+    r.step, r.tick = -1, 0
+    return run
 
 
-cdef void node_drop(Tier* t, int32_t node) noexcept nogil:
-    """Forget a node; later entries of its cluster move up."""
-    cdef Block b
-    cdef uint64_t hole, at, wants, entry
-    b.key, b.at = t.nodes[node].key, t.nodes[node].at
-    entry = entry_of(b, node)
-    hole = (entry >> 32) & t.mask
-    while t.table[hole] != entry:
-        hole = (hole + 1) & t.mask
-    at = hole
-    while True:
-        at = (at + 1) & t.mask
-        if t.table[at] == EMPTY:
-            break
-        wants = (t.table[at] >> 32) & t.mask
-        if ((at - wants) & t.mask) >= ((at - hole) & t.mask):
-            t.table[hole] = t.table[at]
-            hole = at
-    t.table[hole] = EMPTY
-    t.table_used -= 1
-    t.nodes[node].parent = t.free_node
-    t.free_node = node
+cdef inline int32_t run_from(Tier* t, int32_t seg, int32_t at, int32_t* up) noexcept nogil:
+    """The run of a segment that has its block `at`, or the first one after it; NIL if there is neither.
+
+    `up` is the run before.
+    """
+    cdef int32_t run = t.first[seg] if 0 <= seg < t.first_cap else NIL
+    up[0] = NIL
+    while run != NIL and t.runs[run].end <= at:
+        up[0] = run
+        run = t.runs[run].down
+    return run
+
+
+cdef void first_set(Tier* t, int32_t seg, int32_t run) noexcept nogil:
+    cdef int64_t cap = t.first_cap
+    cdef void* moved
+    if seg < 0:                                # the catalog was short of memory
+        t.error = ERR_MEMORY
+        return
+    if seg >= cap:
+        moved = grown(t.first, &t.first_cap, seg + 1, sizeof(int32_t))
+        if moved == NULL:
+            t.error = ERR_MEMORY
+            return
+        t.first = <int32_t*>moved
+        memset(t.first + cap, 0xFF, <size_t>(t.first_cap - cap) * sizeof(int32_t))     # NIL
+    t.first[seg] = run
+
+
+cdef void run_enter(Tier* t, int32_t run, int32_t up, int32_t down) noexcept nogil:
+    """Put a run between two of its segment."""
+    cdef Run* r = &t.runs[run]
+    r.up, r.down = up, down
+    if down != NIL:
+        t.runs[down].up = run
+    if up != NIL:
+        t.runs[up].down = run
+    else:
+        first_set(t, r.seg, run)
+
+
+cdef void run_leave(Tier* t, int32_t run) noexcept nogil:
+    """Take a run out of its segment's list and forget it."""
+    cdef Run* r = &t.runs[run]
+    if r.down != NIL:
+        t.runs[r.down].up = r.up
+    if r.up != NIL:
+        t.runs[r.up].down = r.down
+    elif r.seg >= 0:
+        t.first[r.seg] = r.down
+    r.down = t.free_run
+    t.free_run = run
+
+
+cdef int32_t run_split(Tier* t, int32_t run, int32_t at) noexcept nogil:
+    """Cut a run before block `at`; returns the new run, which is the upper part."""
+    cdef Run* r = &t.runs[run]
+    cdef Run* h
+    cdef Span s = span_of(0, r.seg, r.start, at - r.start, 1)
+    cdef int32_t high = run_new(t, &s, r.pins)
+    r = &t.runs[run]
+    h = &t.runs[high]
+    h.tick, h.step, h.linked, h.parent, h.uses, h.queue = r.tick, r.step, r.linked, r.parent, r.uses, r.queue
+    r.tick += r.step * (at - r.start)
+    r.start, r.parent = at, NIL
+    run_enter(t, high, r.up, run)
+    return high
+
+
+cdef inline bint follows(Tier* t, int32_t up, int32_t run) noexcept nogil:
+    """Whether a run begins where the one before it in its segment ends."""
+    return up != NIL and run != NIL and t.runs[up].end == t.runs[run].start
+
+
+cdef bint run_join(Tier* t, int32_t up, int32_t run) noexcept nogil:
+    """Make one run of two evictable ones of which the second follows the first, if they are alike; the second stays."""
+    cdef Run* u = &t.runs[up]
+    cdef Run* r = &t.runs[run]
+    cdef int64_t step
+    if not follows(t, up, run) or u.pins != 0 or r.pins != 0 or u.kids > 0 or u.uses != r.uses or u.queue != r.queue:
+        return False
+    step = r.tick - u.tick - u.step * (u.end - 1 - u.start)
+    if ((step != 1 and step != -1) or (u.end - u.start > 1 and u.step != step)
+            or (r.end - r.start > 1 and r.step != step)):
+        return False
+    r.start, r.tick, r.step, r.parent = u.start, u.tick, <int8_t>step, u.parent
+    run_leave(t, up)
+    return True
+
+
+cdef inline int32_t run_within(Tier* t, int32_t run, Span* s) noexcept nogil:
+    """Cut a run so that one of its parts has just what it shares with a span; returns that part."""
+    cdef int32_t low = span_low(s), high = low + s.count
+    if t.runs[run].start < low:
+        run_split(t, run, low)
+    if t.runs[run].end > high:
+        run = run_split(t, run, high)
+    return run
 
 
 # ---- who is evicted next ----------------------------------------------------------------------------------------
 
-cdef void sift_up(Tier* t, int64_t i) noexcept nogil:
-    cdef int32_t node = t.heap[i]
-    cdef int64_t tick = t.nodes[node].tick, up
+cdef inline int64_t last_tick(Tier* t, int32_t run) noexcept nogil:
+    cdef Run* r = &t.runs[run]
+    return r.tick + r.step * (r.end - 1 - r.start)
+
+
+cdef inline int64_t leaf_key(Tier* t, int32_t run) noexcept nogil:
+    return last_tick(t, run) + (0 if t.policy == EVICT_LRU else policy_bias(t, run))
+
+
+cdef void sift_up(Tier* t, Heap* h, int64_t i) noexcept nogil:
+    cdef Leaf leaf = h.items[i]
+    cdef int64_t up
     while i > 0:
         up = (i - 1) >> 1
-        if t.nodes[t.heap[up]].tick < tick:
+        if h.items[up].key < leaf.key:
             break
-        t.heap[i] = t.heap[up]
-        t.nodes[t.heap[i]].heap_at = <int32_t>i
+        h.items[i] = h.items[up]
+        t.runs[h.items[i].run].heap_at = <int32_t>i
         i = up
-    t.heap[i] = node
-    t.nodes[node].heap_at = <int32_t>i
+    h.items[i] = leaf
+    t.runs[leaf.run].heap_at = <int32_t>i
 
 
-cdef void sift_down(Tier* t, int64_t i) noexcept nogil:
-    cdef int32_t node = t.heap[i]
-    cdef int64_t tick = t.nodes[node].tick, down = 2 * i + 1
-    while down < t.heap_used:
-        if down + 1 < t.heap_used and t.nodes[t.heap[down + 1]].tick < t.nodes[t.heap[down]].tick:
+cdef void sift_down(Tier* t, Heap* h, int64_t i) noexcept nogil:
+    cdef Leaf leaf = h.items[i]
+    cdef int64_t down = 2 * i + 1
+    while down < h.used:
+        if down + 1 < h.used and h.items[down + 1].key < h.items[down].key:
             down += 1
-        if t.nodes[t.heap[down]].tick > tick:
+        if h.items[down].key > leaf.key:
             break
-        t.heap[i] = t.heap[down]
-        t.nodes[t.heap[i]].heap_at = <int32_t>i
+        h.items[i] = h.items[down]
+        t.runs[h.items[i].run].heap_at = <int32_t>i
         i = down
         down = 2 * i + 1
-    t.heap[i] = node
-    t.nodes[node].heap_at = <int32_t>i
+    h.items[i] = leaf
+    t.runs[leaf.run].heap_at = <int32_t>i
 
 
-cdef inline void heap_add(Tier* t, int32_t node) noexcept nogil:
-    t.heap[t.heap_used] = node
-    t.heap_used += 1
-    sift_up(t, t.heap_used - 1)
+cdef void heap_put(Tier* t, int32_t run) noexcept nogil:
+    cdef Heap* h = &t.heaps[t.runs[run].queue]
+    cdef void* moved = grown(h.items, &h.cap, h.used + 1, sizeof(Leaf))
+    if moved == NULL:
+        t.error = ERR_MEMORY
+        return
+    h.items = <Leaf*>moved
+    h.items[h.used].run, h.items[h.used].key = run, leaf_key(t, run)
+    h.used += 1
+    sift_up(t, h, h.used - 1)
 
 
-cdef void heap_remove(Tier* t, int32_t node) noexcept nogil:
-    cdef int32_t i = t.nodes[node].heap_at
+cdef void heap_take(Tier* t, int32_t run) noexcept nogil:
+    cdef int32_t i = t.runs[run].heap_at
+    cdef Heap* h = &t.heaps[t.runs[run].queue]
     if i < 0:
         return
-    t.nodes[node].heap_at = NIL
-    t.heap_used -= 1
-    if i < t.heap_used:
-        t.heap[i] = t.heap[t.heap_used]
-        t.nodes[t.heap[i]].heap_at = i
-        sift_up(t, i)
-        sift_down(t, t.nodes[t.heap[i]].heap_at)
+    t.runs[run].heap_at = NIL
+    h.used -= 1
+    if i < h.used:
+        h.items[i] = h.items[h.used]
+        t.runs[h.items[i].run].heap_at = i
+        sift_up(t, h, i)
+        sift_down(t, h, t.runs[h.items[i].run].heap_at)
 
 
-cdef void node_insert(Tier* t, int32_t node) noexcept nogil:
-    """A resident block without pins: it may be evicted, as the newest, unless something below it may."""
-    cdef Origin* origin
-    cdef Block above
-    cdef int32_t parent
-    t.nodes[node].inactive = 1
-    t.nodes[node].tick = t.next_tick
-    t.next_tick += 1
-    t.inactive += 1
-    if t.nodes[node].parent == NIL:
-        above.at = NIL
-        if t.nodes[node].at > 0:
-            above.key, above.at = t.nodes[node].key, t.nodes[node].at - 1
-        else:
-            origin = catalog_find(t.catalog, t.nodes[node].key)
-            if origin != NULL and origin.parent_at != NIL:
-                above.key, above.at = origin.parent_key, origin.parent_at
-        if above.at != NIL:
-            parent = node_get(t, above)
-            t.nodes[node].parent = parent
-            t.nodes[parent].children += 1
-            heap_remove(t, parent)
-    if t.nodes[node].children == 0:
-        heap_add(t, node)
+cdef void heap_renew(Tier* t, int32_t run) noexcept nogil:
+    """The policy thinks otherwise of a run."""
+    if t.runs[run].heap_at >= 0:
+        heap_take(t, run)
+        heap_put(t, run)
 
 
-cdef void node_remove(Tier* t, int32_t node) noexcept nogil:
-    """An evictable block is so no more. Ghosts without children go, upwards; a block bared by that may be evicted."""
-    cdef int32_t parent
-    t.nodes[node].inactive = 0
-    t.inactive -= 1
-    heap_remove(t, node)
-    while not t.nodes[node].inactive and t.nodes[node].children == 0:
-        parent = t.nodes[node].parent
-        t.nodes[node].parent = NIL
-        if not t.nodes[node].resident:
-            node_drop(t, node)
-        if parent == NIL:
+cdef inline void heap_replace(Tier* t, Heap* h, int32_t run) noexcept nogil:
+    """Put a run in the place of the first one."""
+    h.items[0].run, h.items[0].key = run, leaf_key(t, run)
+    sift_down(t, h, 0)
+
+
+cdef inline bint held(Tier* t, int32_t run) noexcept nogil:
+    """Whether something is linked to a run's last block."""
+    return t.runs[run].kids > 0 or (follows(t, run, t.runs[run].down) and t.runs[t.runs[run].down].linked)
+
+
+cdef int32_t unlink(Tier* t, int32_t run) noexcept nogil:
+    """A run counts for its predecessor no more; returns that one, NIL if it is not there."""
+    cdef Run* r = &t.runs[run]
+    cdef int32_t before = NIL
+    if not r.linked:
+        return NIL
+    r.linked = 0
+    if r.start > 0:
+        return r.up if follows(t, r.up, run) else NIL
+    before = r.parent
+    r.parent = NIL
+    if before != NIL:
+        t.runs[before].kids -= 1
+    return before
+
+
+cdef void bare(Tier* t, int32_t run) noexcept nogil:
+    """A run may have lost its last link: it is evictable, or counts no more itself; ghosts without links go."""
+    while run != NIL:
+        if t.runs[run].pins < 0:
+            if t.runs[run].kids == 0:
+                run_leave(t, run)
             return
-        node = parent
-        t.nodes[node].children -= 1
-    if t.nodes[node].inactive and t.nodes[node].children == 0:
-        heap_add(t, node)
+        if held(t, run):
+            return
+        if t.runs[run].pins == 0:
+            if t.runs[run].heap_at == NIL:
+                heap_put(t, run)
+            return
+        run = unlink(t, run)
 
 
-cdef inline void node_evict(Tier* t, int32_t node) noexcept nogil:
-    """Take out the first of the eviction order. Most often its predecessor is the next one."""
-    cdef int32_t parent = t.nodes[node].parent
-    t.nodes[node].resident = 0
-    if parent == NIL or not t.nodes[parent].inactive or t.nodes[parent].children != 1:
-        node_remove(t, node)
-        return
-    t.nodes[node].inactive = 0
-    t.inactive -= 1
-    t.nodes[parent].children = 0
-    node_drop(t, node)
-    t.heap[0] = parent
-    t.nodes[parent].heap_at = 0
-    sift_down(t, 0)
+cdef int32_t run_ending(Tier* t, int32_t seg, int32_t at) noexcept nogil:
+    """A run whose last block is block `at` of a segment, a ghost's if it is not there."""
+    cdef int32_t run, up, down = run_from(t, seg, at, &up)
+    cdef Span s = span_of(0, seg, at, 1, 1)
+    if down != NIL and t.runs[down].start <= at:
+        return down if t.runs[down].end == at + 1 else run_split(t, down, at + 1)
+    run = run_new(t, &s, NIL)
+    run_enter(t, run, up, down)
+    return run
+
+
+cdef void insert(Tier* t, int32_t run) noexcept nogil:
+    """A run's blocks have lost their pins, or have just come; ticks are set. They may be evicted, as the newest."""
+    cdef Origin* origin
+    cdef int32_t before, after
+    cdef Run* r = &t.runs[run]
+    t.inactive += r.end - r.start
+    if r.queue == 0:
+        t.small += r.end - r.start
+    if not r.linked:
+        r.linked = 1
+        if r.start > 0:
+            before = r.up if follows(t, r.up, run) else NIL
+        else:
+            before = NIL
+            origin = &t.catalog.items[r.seg]
+            if origin.parent != NIL:
+                before = run_ending(t, origin.parent, origin.parent_at)
+                t.runs[before].kids += 1
+                t.runs[run].parent = before
+        if before != NIL:
+            heap_take(t, before)
+    after = t.runs[run].down
+    if not held(t, run):
+        heap_put(t, run)
+    elif run_join(t, run, after):
+        run = after
+    run_join(t, t.runs[run].up, run)
 
 
 # ---- the tier ---------------------------------------------------------------------------------------------------
@@ -373,112 +318,254 @@ cdef void tier_init(Tier* t, int64_t capacity, Catalog* catalog, bint log) noexc
     t.capacity = t.free = capacity
     t.catalog = catalog
     t.log = log
-    t.free_node = NIL
+    t.free_run = NIL
+    t.next_tick = 1
 
 
 cdef void tier_free(Tier* t) noexcept nogil:
-    free(t.nodes)
-    free(t.table)
-    free(t.heap)
+    free(t.runs)
+    free(t.first)
+    free(t.heaps[0].items)
+    free(t.heaps[1].items)
+    policy_free(t)
     free(t.changes)
 
 
-cdef void note(Tier* t, Block b) noexcept nogil:
+cdef void note(Tier* t, Span* s, bint came) noexcept nogil:
     cdef void* moved
+    cdef int32_t i
+    cdef Block b
     if not t.log:
         return
-    moved = grown(t.changes, &t.changes_cap, t.changes_used + 1, sizeof(Block))
+    moved = grown(t.changes, &t.changes_cap, t.changes_used + s.count, sizeof(Block))
     if moved == NULL:
         t.error = ERR_MEMORY
         return
     t.changes = <Block*>moved
-    t.changes[t.changes_used] = b
-    t.changes_used += 1
+    for i in range(s.count):
+        b = span_block(s, i)
+        if not came:
+            b.at = ~b.at
+        t.changes[t.changes_used] = b
+        t.changes_used += 1
+
+
+cdef int32_t tier_look(Tier* t, Span* s, bint* there) noexcept nogil:
+    """Blocks from the first one of a span on that are all there, or all not."""
+    cdef int32_t up, run = run_from(t, s.seg, s.at, &up), n
+    cdef Run* r
+    there[0] = run != NIL and t.runs[run].start <= s.at and t.runs[run].pins >= 0
+    if there[0]:
+        r = &t.runs[run]
+        n = r.end - s.at if s.step > 0 else s.at - r.start + 1
+    elif s.step > 0:
+        n = s.count
+        while run != NIL and t.runs[run].pins < 0:
+            run = t.runs[run].down
+        if run != NIL:
+            n = t.runs[run].start - s.at
+    else:
+        while up != NIL and t.runs[up].pins < 0:
+            up = t.runs[up].up
+        n = s.at - t.runs[up].end + 1 if up != NIL else s.count
+    return n if n < s.count else s.count
 
 
 cdef bint tier_has(Tier* t, Block b) noexcept nogil:
-    cdef int32_t node = node_find(t, b)
-    return node != NIL and t.nodes[node].resident
+    cdef int32_t up, run = run_from(t, catalog_number(t.catalog, b.key), b.at, &up)
+    return run != NIL and t.runs[run].start <= b.at and t.runs[run].pins >= 0
 
 
-cdef bint tier_idle(Tier* t, Block b) noexcept nogil:
-    """Whether the block is there and nothing keeps it."""
-    cdef int32_t node = node_find(t, b)
-    return node != NIL and t.nodes[node].inactive
+cdef int64_t tier_idle(Tier* t, Span* s) noexcept nogil:
+    """Blocks of a span, which are all there, that nothing keeps."""
+    cdef int32_t low = span_low(s), high = low + s.count, up, run = run_from(t, s.seg, low, &up)
+    cdef int64_t n = 0
+    while run != NIL and t.runs[run].start < high:
+        if t.runs[run].pins == 0:
+            n += min(t.runs[run].end, high) - max(t.runs[run].start, low)
+        run = t.runs[run].down
+    return n
 
 
-cdef bint tier_promise(Tier* t, int64_t count) noexcept nogil:
-    """Promise slots to a transfer to come, as long as there are as many that could be had."""
-    if t.reserved + count > t.free + t.inactive:
-        return False
-    t.reserved += count
-    return True
+cdef int64_t tier_room(Tier* t) noexcept nogil:
+    """Slots that may still be promised."""
+    return t.free + t.inactive - t.reserved
 
 
 cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
     """Take slots, by eviction if need be; all or nothing."""
-    cdef int64_t rest
-    cdef int32_t node
-    cdef Block b
+    cdef int64_t rest, n, i
+    cdef int32_t run, before
+    cdef Run* r
+    cdef Heap* h = &t.heaps[0]
+    cdef Span gone
     if count > t.free + t.inactive:
         return False
     rest = count - (count if count < t.free else t.free)
     t.free -= count - rest
     while rest > 0:
-        node = t.heap[0]
-        b.key, b.at = t.nodes[node].key, ~t.nodes[node].at
-        node_evict(t, node)
-        note(t, b)
-        t.evictions += 1
-        rest -= 1
+        if t.policy == EVICT_S3FIFO:
+            h = &t.heaps[policy_queue(t)]
+            if policy_spares(t, h.items[0].run):
+                continue
+        run = h.items[0].run
+        r = &t.runs[run]
+        n = min(rest, r.end - r.start)
+        if n > 1 and r.step < 0:               # until another run's turn comes
+            for i in range(1, min(3, h.used)):
+                n = min(n, h.items[i].key - h.items[0].key)
+        if t.log or t.policy == EVICT_S3FIFO:
+            gone = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
+            note(t, &gone, False)
+            if t.policy == EVICT_S3FIFO and r.queue == 0:
+                policy_gone(t, &gone)
+        if r.queue == 0:
+            t.small -= n
+        t.evictions += n
+        t.inactive -= n
+        rest -= n
+        if n < r.end - r.start:
+            r.end -= <int32_t>n
+            heap_replace(t, h, run)
+            continue
+        before = unlink(t, run)
+        run_leave(t, run)
+        if (before != NIL and t.runs[before].pins == 0 and not held(t, before)
+                and t.runs[before].queue == t.runs[run].queue):
+            heap_replace(t, h, before)         # which may well be the next one
+            continue
+        heap_take(t, run)
+        bare(t, before)
     if t.capacity - t.free > t.peak:
         t.peak = t.capacity - t.free
     return True
 
 
-cdef void tier_register(Tier* t, Block b) noexcept nogil:
-    """A block arrived in a taken slot; it comes with a pin. Is it there already, the slot is free again."""
-    cdef int32_t node
-    if tier_pin(t, b):
-        t.free += 1
-        return
-    node = node_get(t, b)
-    t.nodes[node].resident = 1
-    t.nodes[node].pins = 1
-    t.pinned += 1
-    note(t, b)
+cdef int32_t arrive(Tier* t, Span* s, int32_t pins, bint* fresh) noexcept nogil:
+    """The run of a span's first blocks, cut to fit: theirs if they are there, else a new one with `pins`."""
+    cdef int32_t up, run = run_from(t, s.seg, s.at, &up), n
+    cdef Span part
+    cdef Span few
+    if t.policy == EVICT_S3FIFO:
+        few = span_part(s, 0, policy_alike(t, s))
+        s = &few
+    fresh[0] = run == NIL or t.runs[run].start > s.at or t.runs[run].pins < 0
+    if not fresh[0]:
+        return run_within(t, run, s)
+    if run != NIL and t.runs[run].start <= s.at:         # a ghost comes to life
+        t.runs[run].pins = pins
+        if t.policy == EVICT_S3FIFO:
+            part = span_part(s, 0, 1)
+            policy_enter(t, run, &part)
+        return run
+    n = s.count
+    if s.step > 0 and run != NIL:
+        n = min(n, t.runs[run].start - s.at)
+    elif s.step < 0 and up != NIL:
+        n = min(n, s.at - t.runs[up].end + 1)
+    part = span_part(s, 0, n)
+    n = run_new(t, &part, pins)
+    run_enter(t, n, up, run)
+    if t.policy == EVICT_S3FIFO:
+        policy_enter(t, n, &part)
+    return n
 
 
-cdef void tier_add(Tier* t, Block b) noexcept nogil:
+cdef inline void advance(Span* s, int32_t n) noexcept nogil:
+    s.at += s.step * n
+    s.count -= n
+
+
+cdef void set_ticks(Tier* t, int32_t run, int32_t step) noexcept nogil:
+    """Number a run's blocks as the newest ones, in the order of a span."""
+    cdef Run* r = &t.runs[run]
+    cdef int32_t n = r.end - r.start
+    r.step = <int8_t>step
+    r.tick = t.next_tick if step > 0 else t.next_tick + n - 1
+    t.next_tick += n
+
+
+cdef void tier_register(Tier* t, Span* s) noexcept nogil:
+    """Blocks arrived in taken slots; they come with a pin. Slots of those that were there already are free again."""
+    cdef Span left = s[0], part
+    cdef int32_t run, n
+    cdef bint fresh
+    while left.count > 0:
+        run = arrive(t, &left, 1, &fresh)
+        n = t.runs[run].end - t.runs[run].start
+        part = span_part(&left, 0, n)
+        advance(&left, n)
+        if fresh:
+            t.pinned += n
+            note(t, &part, True)
+        else:
+            t.free += n
+            tier_pin(t, &part)
+
+
+cdef void tier_add(Tier* t, Span* s) noexcept nogil:
     """`tier_register` and `tier_unpin` in one."""
-    cdef int32_t node = node_get(t, b)
-    if t.nodes[node].resident:
-        t.free += 1
-        if t.nodes[node].pins > 0:
-            return
-        node_remove(t, node)                   # it is the newest again
-        node = node_get(t, b)
-    else:
-        t.nodes[node].resident = 1
-        note(t, b)
-    node_insert(t, node)
+    cdef Span left = s[0], part
+    cdef int32_t run, n
+    cdef bint fresh
+    while left.count > 0:
+        run = arrive(t, &left, 0, &fresh)
+        n = t.runs[run].end - t.runs[run].start
+        part = span_part(&left, 0, n)
+        advance(&left, n)
+        if fresh:
+            note(t, &part, True)
+        else:
+            t.free += n
+            if t.runs[run].pins > 0:
+                continue
+            heap_take(t, run)                  # they are the newest again
+            t.inactive -= n
+            if t.runs[run].queue == 0:
+                t.small -= n
+        set_ticks(t, run, s.step)
+        insert(t, run)
 
 
-cdef bint tier_pin(Tier* t, Block b) noexcept nogil:
-    """Keep a block; false if it is not there."""
-    cdef int32_t node = node_find(t, b)
-    if node == NIL or not t.nodes[node].resident:
-        return False
-    t.nodes[node].pins += 1
-    if t.nodes[node].pins == 1:
-        t.pinned += 1
-        node_remove(t, node)
-    return True
+cdef void tier_pin(Tier* t, Span* s) noexcept nogil:
+    """Keep blocks, which are all there."""
+    cdef int32_t low = span_low(s), high = low + s.count, n, up, run = run_from(t, s.seg, low, &up)
+    while low < high:
+        run = run_within(t, run, s)
+        n = t.runs[run].end - t.runs[run].start
+        low = t.runs[run].end
+        t.runs[run].pins += 1
+        if t.runs[run].pins == 1:
+            t.pinned += n
+            t.inactive -= n
+            if t.runs[run].queue == 0:
+                t.small -= n
+            heap_take(t, run)
+            bare(t, run)
+        run = t.runs[run].down
 
 
-cdef void tier_unpin(Tier* t, Block b) noexcept nogil:
-    cdef int32_t node = node_find(t, b)
-    t.nodes[node].pins -= 1
-    if t.nodes[node].pins == 0:
-        t.pinned -= 1
-        node_insert(t, node)
+cdef void tier_unpin(Tier* t, Span* s) noexcept nogil:
+    unpin(t, s, False)
+
+
+cdef void tier_return(Tier* t, Span* s) noexcept nogil:
+    """`tier_unpin` after blocks have come up."""
+    unpin(t, s, t.policy != EVICT_LRU)
+
+
+cdef void unpin(Tier* t, Span* s, bint used) noexcept nogil:
+    cdef Span left = s[0]
+    cdef int32_t run, up, n
+    while left.count > 0:
+        run = run_within(t, run_from(t, left.seg, left.at, &up), &left)
+        n = t.runs[run].end - t.runs[run].start
+        advance(&left, n)
+        if used:
+            policy_use(t, run)
+        t.runs[run].pins -= 1
+        if t.runs[run].pins == 0:
+            t.pinned -= n
+            if t.policy != EVICT_S3FIFO or t.runs[run].tick <= 0:
+                set_ticks(t, run, s.step)      # else it keeps its place
+            insert(t, run)

@@ -5,7 +5,7 @@ from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._hooks cimport Hook
 from mocker._kv cimport Path, Pool
 from mocker._offload cimport World
-from mocker._offload_tiers cimport BlockSet
+from mocker._offload_blocks cimport BlockSet
 from mocker._spec cimport StdRng
 
 cdef enum RouteKind:               # how a worker is chosen

@@ -13,7 +13,8 @@ from libc.string cimport memset
 
 from mocker._common cimport int32_t, int64_t, uint64_t
 from mocker._kv cimport Event, Piece, Pool
-from mocker._offload_tiers cimport Block, BlockSet, set_add, set_discard, set_free, set_has, tier_has
+from mocker._offload_blocks cimport Block, BlockSet, set_add, set_discard, set_free, set_has
+from mocker._offload_tiers cimport tier_has
 from mocker._router cimport ROUTER_MEMORY, Lower, Router, Ticket
 
 

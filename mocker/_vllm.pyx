@@ -21,7 +21,8 @@ from mocker._core cimport (
 from mocker._kv cimport pool_cost, pool_use
 from mocker._offload cimport must_wait
 from mocker._offload_pass cimport (
-    UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_deadline, tiers_promote, tiers_wait)
+    UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_deadline, tiers_promote, tiers_rest,
+    tiers_wait)
 from mocker._requests cimport (
     note, outgrown, preempt, request_end, signal, waiting_first, waiting_next, waiting_pop, waiting_remove)
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
@@ -359,8 +360,10 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
     cdef bint varies
     cdef Request* r
     cdef double step, next_now, first = now
-    if c.tiers != NULL and tiers_deadline(c) < INFINITY:
-        return now                             # every pass books what happens below
+    if c.tiers != NULL:
+        until = tiers_rest(c, until)           # passes book what ends below
+        if until <= now:
+            return now
     if not c.steady or c.nextn or c.real_tokens or c.n_running == 0 or c.n_running > c.max_tokens:
         return now
     if c.n_waiting > 0 and (c.preempted or not (c.reason == STOP_WAIT or c.reason == STOP_SEQS)):

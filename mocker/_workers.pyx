@@ -17,7 +17,7 @@ from mocker._engine cimport EngineCore
 from mocker._hooks cimport AdmissionHook, wish_note
 from mocker._kv cimport Pool
 from mocker._offload_engine cimport OffloadWorld
-from mocker._offload_pass cimport tiers_deadline, tiers_quiet
+from mocker._offload_pass cimport tiers_deadline, tiers_look, tiers_quiet
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
 from mocker._record_engines cimport record_pass, record_rest, record_stretch
@@ -175,6 +175,15 @@ cdef class Workers:
         """The tiers below the workers' pools, which are attached to the engines already."""
         self.offload = world
 
+    def finish_below(self, double at):
+        """What ends in the tiers of lone workers by `at`, the end of the simulation, happens."""
+        cdef int64_t w
+        if self.offload is None or not self.offload.apart:
+            return
+        for w in range(self.workers):
+            if self.cores[w] != NULL:
+                tiers_look(<Core*>self.cores[w], at)
+
     cdef bint below(self, int64_t worker) noexcept nogil:
         """Whether something moves in the tiers below a worker, or in those that all share."""
         cdef Core* c
@@ -184,8 +193,11 @@ cdef class Workers:
         return c.tiers != NULL and tiers_deadline(c) < INFINITY
 
     cdef double next_below(self) noexcept nogil:
-        """When something happens next in the tiers; infinity: never. A single worker's passes look by themselves."""
-        if self.offload is None or self.single:
+        """When somebody has to look at the tiers next; infinity: never. Passes look by themselves.
+
+        Beyond that tiers that workers share matter, and what a router is told.
+        """
+        if self.offload is None or self.single or (self.offload.apart and self.route == NULL):
             return INFINITY
         return self.offload.deadline()
 
@@ -377,6 +389,8 @@ cdef class Workers:
             sgl_drop(g, slot)
         else:
             c = <Core*>self.cores[worker]
+            if c.tiers != NULL and self.offload.apart:
+                tiers_look(c, self.now)
             while slot < c.req_used and (c.req[slot].status == 0 or c.req[slot].id != row):
                 slot += 1
             if slot == c.req_used:

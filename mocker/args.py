@@ -67,6 +67,8 @@ __all__ = [
 DEFAULT_NUM_GPU_BLOCKS = 16384
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = MappingProxyType({"vllm": 64, "sglang": 1, "trtllm": 32})
 MAX_POOL_TOKENS = 2**63 - 1
+EVICTION_POLICIES = ("lru", "lfu", "s3fifo", "belady")            # of host memory: `_offload_policy.pyx`
+HOST_FIELDS = ("offload_eviction_policy", "offload_min_seen")      # beyond the reference's tiers
 DEFAULT_SCHEDULER_RULES = "dynamo-mocker-1.3.0"
 SCHEDULER_RULES = (DEFAULT_SCHEDULER_RULES, "vllm-0.33", "vllm-0.33-async")  # what each switches: `mocker.rules`
 
@@ -149,6 +151,11 @@ class MockEngineArgs(Record):
     latency_g1_to_g2_ms, latency_g2_to_g1_ms, latency_g2_to_g3_ms, latency_g3_to_g2_ms, latency_g2_to_g4_ms, \
     latency_g4_to_g2_ms : float
         What each transfer between the storage tiers takes beside the time of its bytes, ms.
+    offload_eviction_policy : {"lru", "lfu", "s3fifo", "belady"}
+        Which blocks make room in host memory: as in the reference, the least used, S3-FIFO's, or those whose next
+        request in the trace is farthest (an upper bound, in replays only).
+    offload_min_seen : int
+        A block is copied to host memory from the so-manieth time on that the GPU evicts it.
     scheduler_rules : {"dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"}
         Whose scheduler decides: the reference's, that of vLLM 0.33, or vLLM's asynchronous one; see
         :mod:`mocker.rules`. The last two are for aggregated "vllm" workers without drafts and storage tiers, and
@@ -271,6 +278,12 @@ class MockEngineArgs(Record):
     latency_g3_to_g2_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from disk to host.")
     latency_g2_to_g4_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from host to the object store.")
     latency_g4_to_g2_ms = Field[float](NOT_NEGATIVE, "ms of each transfer from the object store to host.")
+    offload_eviction_policy = Field[str](
+        Choice(*EVICTION_POLICIES,
+               wrong=f"Invalid offload_eviction_policy '{{value}}'. Must be {one_of(EVICTION_POLICIES)}."),
+        "Which blocks make room in host memory.",
+    )
+    offload_min_seen = Field[int](Int(1, 16), "Evictions from the GPU until a block is copied to host memory.")
     scheduler_rules = Field[str](
         Choice(*SCHEDULER_RULES, wrong=f"Invalid scheduler_rules '{{value}}'. Must be {one_of(SCHEDULER_RULES)}."),
         "Whose scheduler decides.",
@@ -352,6 +365,8 @@ class MockEngineArgs(Record):
         latency_g3_to_g2_ms: float = 0.0,
         latency_g2_to_g4_ms: float = 0.0,
         latency_g4_to_g2_ms: float = 0.0,
+        offload_eviction_policy: str = "lru",
+        offload_min_seen: int = 1,
         scheduler_rules: str = DEFAULT_SCHEDULER_RULES,
         vllm_scheduling_policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,
@@ -380,6 +395,10 @@ class MockEngineArgs(Record):
                 if values[name]:
                     rule = f"{name} requires num_g2_blocks >= 1 (the tier is reached through host memory)"
                     problems.append((name, f"{rule}, got {name}={values[name]} without it"))
+            for name in HOST_FIELDS:
+                if values[name] != cls._defaults[name]:
+                    rule = f"{name} requires num_g2_blocks >= 1 (it is a rule of host memory)"
+                    problems.append((name, f"{rule}, got {name}={show(values[name])} without it"))
         problems += score_conflicts(values)
         return problems + cls._finish_accept_rates(values) + cls._finish_scheduler(values)
 
@@ -513,12 +532,12 @@ class MockEngineArgs(Record):
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write.
 
-        ``scheduler_rules`` with what belongs to it, ``latency_…_ms``, ``timing_model`` and the scores are left out
-        where they have their defaults, so that the form is the reference's. The last two are given by what they show:
-        they are not read back.
+        ``scheduler_rules`` with what belongs to it, ``latency_…_ms``, the host's policies, ``timing_model`` and the
+        scores are left out where they have their defaults, so that the form is the reference's. The last two are given
+        by what they show: they are not read back.
         """
         values = super().to_dict()
-        for name in (*SCHEDULER_FIELDS, *OFFLOAD_FIELDS, "timing_model", *SCORES):
+        for name in (*SCHEDULER_FIELDS, *OFFLOAD_FIELDS, *HOST_FIELDS, "timing_model", *SCORES):
             if values[name] == self._defaults[name]:
                 del values[name]
         if self.aic_backend is not None and self.blocks_by_default():

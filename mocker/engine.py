@@ -320,6 +320,8 @@ class VllmCore(HandoffCommands):
         if args.scheduler_rules != DEFAULT_SCHEDULER_RULES:
             raise ValueError(f"VllmCore does not schedule by scheduler_rules {args.scheduler_rules!r}; use "
                              "create_engine_core or mocker.rules.VllmRulesCore")
+        if args.offload_eviction_policy == "belady":
+            raise ValueError("offload_eviction_policy='belady' has to know the requests to come: it is for replays")
         args = with_blocks(args)
         self._start(args, worker_id, record_schedule)
         self._core = EngineCore(

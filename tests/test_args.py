@@ -86,6 +86,8 @@ REFERENCE: dict[str, Any] = {
 LATENCIES = {f"latency_{link}_ms": 0.0 for link in (
     "g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2")}
 SCHEDULER: dict[str, Any] = {  # what the reference does not have
+    "offload_eviction_policy": "lru",
+    "offload_min_seen": 1,
     "scheduler_rules": "dynamo-mocker-1.3.0",
     "vllm_scheduling_policy": "fcfs",
     "long_prefill_token_threshold": 0,
@@ -121,6 +123,7 @@ INT_RANGES = {
     "offload_batch_size": (0, U64),
     "long_prefill_token_threshold": (0, U64),
     "max_model_len": (2, U64),
+    "offload_min_seen": (1, 16),
 }
 FRACTIONS = ["gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"]
 NOT_NEGATIVE = [
@@ -155,6 +158,10 @@ CHOICES = {
     ),
     "preemption_mode": (["lifo", "fifo"], "Invalid preemption_mode: '{}'. Must be 'lifo' or 'fifo'."),
     "router_queue_policy": (["fcfs", "lcfs", "wspt"], "unknown queue policy: '{}', expected 'fcfs', 'lcfs', or 'wspt'"),
+    "offload_eviction_policy": (
+        ["lru", "lfu", "s3fifo", "belady"],
+        "Invalid offload_eviction_policy '{}'. Must be 'lru', 'lfu', 's3fifo', or 'belady'.",
+    ),
     "scheduler_rules": (
         ["dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"],
         "Invalid scheduler_rules '{}'. Must be 'dynamo-mocker-1.3.0', 'vllm-0.33', or 'vllm-0.33-async'.",
@@ -195,6 +202,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "num_g3_blocks": {"num_g2_blocks": 1},
     "enable_g4_storage": {"num_g2_blocks": 1},
     **{name: {"scheduler_rules": "vllm-0.33"} for name in SCHEDULER},
+    "offload_eviction_policy": {"num_g2_blocks": 1},
+    "offload_min_seen": {"num_g2_blocks": 1},
 }
 
 

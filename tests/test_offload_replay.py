@@ -11,6 +11,7 @@ from fuzz import object_replay, random_trace
 from fuzz_offload_replays import broken
 
 from mocker import MockEngineArgs, Trace, sample_trace_path, simulate
+from mocker.replay import pools
 from mocker.replay.fast import FastPaths
 
 COUNT = int(os.environ.get("MOCKER_FUZZ", "150"))
@@ -42,7 +43,7 @@ def same(a, b, names=COLUMNS) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_ways_to_run_agree(seed):
-    """Segments with and without fast-forward, and real tokens; one worker or several, either router, equal twice."""
+    """Segments with and without the fast paths, and real tokens; one worker or several, either router, equal twice."""
     rng = random.Random(f"offload replay/{seed}")
     trace, settings, workers = random_trace(rng)
     settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching")}
@@ -51,9 +52,32 @@ def test_ways_to_run_agree(seed):
     kept = {"extra_engine_args": args, "num_workers": workers, "router_mode": mode, "router_tie_break": "lowest"}
     first = simulate(trace, **kept)
     same(first, simulate(trace, **kept))
-    same(first, simulate(trace, fast_forward=False, **kept))
+    for fast in (False, FastPaths(clock=False), FastPaths(lanes=False), FastPaths(False, False, False)):
+        same(first, simulate(trace, fast_forward=fast, **kept))
     if "aic_nextn" not in settings:
         same(first, simulate(trace, fast_forward=FastPaths(extents=False), **kept))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lone_workers_are_looked_at_no_more_often_than_need_be(seed, monkeypatch):
+    """Links that move on only when something of their own happens: but for rounding as if all did at every event."""
+    rng = random.Random(f"offload alone/{seed}")
+    trace, settings, _ = random_trace(rng)
+    settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching")}
+    own = {k: v for k, v in tiers(rng).items() if not k.startswith(("num_g3", "enable_g4", "bandwidth_g2_to_g3",
+                                                                    "bandwidth_g3"))}
+    kept = {"extra_engine_args": MockEngineArgs(**{**settings, **own}), "num_workers": rng.choice([2, 3]),
+            "router_mode": rng.choice(["round_robin", "kv_router"]), "router_tie_break": "lowest"}
+    first = simulate(trace, **kept)
+    monkeypatch.setattr(pools, "_apart", lambda *_: False)
+    other = simulate(trace, **kept)
+    for name in COLUMNS:
+        if first.per_request[name].dtype.kind == "f":
+            np.testing.assert_allclose(first.per_request[name], other.per_request[name], rtol=1e-9, err_msg=name)
+        else:
+            np.testing.assert_array_equal(first.per_request[name], other.per_request[name], err_msg=name)
+    for name in ("hit_tokens", "evicted_blocks", "peak_blocks"):
+        assert first.report["offload"]["g2"][name] == other.report["offload"]["g2"][name], name
 
 
 @pytest.mark.parametrize("seed", range(12))

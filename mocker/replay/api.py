@@ -123,7 +123,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
 
     if concurrency is None and workload.is_single and not coupled and fast.lanes:
         cluster.set_order()
-        alone = watch is not None or recording is not None or drain is not None or pools.args.num_g2_blocks
+        alone = watch is not None or recording is not None or drain is not None
         run_lanes(cluster, pools.workers, passes, range(LANE_ROWS, n + LANE_ROWS, LANE_ROWS), 1 if alone else threads,
                   look, None if drain is None else look)
     else:
@@ -132,6 +132,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
             cluster.split_gaps()             # workers may run ahead of each other
         while not cluster.run_coupled(passes):
             look()
+    cluster.finish_below(cluster.last_timestamp())
     cluster.join_gaps()
     cluster.flush()
     if drain is not None:
@@ -597,7 +598,7 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | Syn
         off has no newline) or parts of a Parquet folder ``*.parquet``. Then `Simulation.per_request` is empty.
     threads : int
         Workers to simulate at the same time where they do not depend on each other: open loop, round robin, single
-        requests, without a recording, a stream or offload. The result is the same, byte for byte.
+        requests, without a recording, a stream or a tier that they share. The result is the same, byte for byte.
     router_lower_tiers : bool
         Blocks that a worker's host tier, the disk and the remote store have count in the KV router's score, at
         `host_cache_hit_weight` and `disk_cache_hit_weight` of `router_config`. The reference's replays leave them out.

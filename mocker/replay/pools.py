@@ -17,6 +17,7 @@ from .._collect import Collector
 from .._disagg import DisaggCluster
 from .._engine import EngineCore
 from .._offload_engine import OffloadWorld
+from .._paths import PathTable
 from .._router import RouterCore
 from .._rules_engine import RulesEngine
 from .._sglang_engine import SglangEngine
@@ -234,9 +235,33 @@ def _below(pools: Pools, first: list[Any], second: list[Any], rows: int, compat:
     return world
 
 
-def _look_below(router: RouterCore | None, world: OffloadWorld | None, args: MockEngineArgs) -> None:
+def _apart(pools: Pools, routed: bool, compat: str | None) -> bool:
+    """Whether time passes below each worker on its own: several, which share no tier.
+
+    Not where a router sees what comes up and a link without limit gives one moment many turns.
+    """
+    args = pools.args
+    limited = args.bandwidth_g1_to_g2_gbps != 0.0 and args.bandwidth_g2_to_g1_gbps != 0.0
+    return (pools.workers > 1 and compat != "reference" and not args.num_g3_blocks
+            and not args.enable_g4_storage and (limited or not routed))
+
+
+def _foresee(world: OffloadWorld, paths: PathTable | None, workload: Workload, routed: bool) -> None:
+    """Tell Belady's policy of each worker its requests; refuses workloads of which they are not known."""
+    if (paths is None or routed or not workload.is_single or workload.growing is not None
+            or len(paths.arrays["segment"]) != len(workload)):
+        raise ValueError("offload_eviction_policy='belady' has to know which requests each worker gets: it is for "
+                         "single requests of a trace, aggregated, round robin")
+    order = np.argsort(workload.arrival, kind="stable")
+    for worker, tiers in enumerate(world.attached):
+        tiers.foresee(order[worker::len(world.attached)], paths.arrays["segment"], paths.arrays["parent"])
+
+
+def _look_below(router: RouterCore | None, world: OffloadWorld | None, args: MockEngineArgs, reference: bool) -> None:
     """Let a router that credits blocks below the GPU see the shared tiers; refuses one that would see nothing."""
     if router is None or not router.lower_tiers:
+        if world is not None and not reference:
+            world.hush()
         return
     if world is None or not args.num_g2_blocks:
         raise ValueError("router_lower_tiers requires num_g2_blocks: there is nothing below the routed workers' pools")
@@ -277,14 +302,18 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
                          routing.seed)
     engines = _engines(args, range(pools.workers), real_tokens, routing.routed, not fast.books)
     world = _below(pools, engines, [], len(workload), compat)
+    if world is not None and planning is None and _apart(pools, routing.routed, compat):
+        world.part()
+    paths = None if real_tokens else workload.make_paths(args.block_size)
+    if world is not None and args.offload_eviction_policy == "belady":
+        _foresee(world, paths, workload, routing.routed or planning is not None)
     cluster = Cluster(
-        engines, collector, workload.arrival, workload.prompt,
-        limit, None if real_tokens else workload.make_paths(args.block_size),
+        engines, collector, workload.arrival, workload.prompt, limit, paths,
         workload.tokens if real_tokens else None, router, cap,
         pools.workers == 1 and planning is None, fast.bits)
     if world is not None:
         cluster.set_offload(world)
-    _look_below(router, world, args)
+    _look_below(router, world, args, compat == "reference")
     if router is not None or args.vllm_scheduling_policy == "priority" or args.admission_score is not None:
         _set_ranks(cluster, router, workload.trace, len(workload), args.admission_score is not None)
     _set_growing(cluster, workload, args, collector, limit)
@@ -293,12 +322,16 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if planning is not None:
         planning.join(cluster, pools, lambda _, number: _recruit(args, number, real_tokens, routing.routed, world,
                                                                  compat))
-    return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1)
+    return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1
+                                                               and not world.apart)
 
 
 def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routing: Routing, collector: Collector,
                cap: float, real_tokens: bool, fast: FastPaths, compat: str | None) -> DisaggCluster:
     decode = pools.args
+    if "belady" in (prefill.offload_eviction_policy, decode.offload_eviction_policy):
+        raise ValueError("offload_eviction_policy='belady' has to know which requests each worker gets: it is not for "
+                         "disaggregation")
     first = _router(routing, prefill, pools.prefill_workers, real_tokens,
                     prefill_router_config(prefill, routing.config), routing.seed)
     second = _router(routing, decode, pools.workers, real_tokens, decode_router_config(decode, routing.config),
@@ -312,7 +345,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
                             workload.tokens if real_tokens else None, None, cap, False, fast.bits)
     if world is not None:
         cluster.set_offload(world)
-    _look_below(first, world, prefill)
+    _look_below(first, world, prefill, compat == "reference")
     timing = prefill.kv_bytes_per_token, prefill.kv_transfer_bandwidth
     cluster.split(
         decode_workers=pools.workers, prefill_collector=Collector(len(workload)), prefill_router=first,

@@ -1,0 +1,206 @@
+# cython: language_level=3
+"""Leases of KV offload and the batches of copies down: what a worker has asked for, and what starts when.
+
+Batches start in the order in which they were asked for; as many move at a time as the lane allows. Costs: O(spans).
+"""
+from libc.string cimport memset
+
+from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._offload cimport LEASE_FREE, STAGE_NONE, UP_PENDING, Batch, Lane, Lease, Offload, Shared
+from mocker._offload_blocks cimport BlockSet, Span, Spans, set_add, set_discard, span_block, spans_add, spans_clear
+from mocker._offload_links cimport link_start
+from mocker._offload_tiers cimport tier_take, tier_unpin
+
+
+# ---- lists ------------------------------------------------------------------------------------------------------
+
+cdef void append(Offload* o, Spans* list, Span part, int64_t cut) noexcept nogil:
+    if not spans_add(list, part, cut):
+        o.error = ERR_MEMORY
+
+
+cdef void list_ready(Offload* o, int32_t place) noexcept nogil:
+    """A copy has something for the next tick to book."""
+    cdef void* moved
+    cdef int64_t i
+    if o.leases[place].ready:
+        return
+    moved = grown(o.ready, &o.ready_cap, o.n_ready + 1, sizeof(int32_t))
+    if moved == NULL:
+        o.error = ERR_MEMORY
+        return
+    o.ready = <int32_t*>moved
+    o.leases[place].ready = True
+    i = o.n_ready
+    o.n_ready += 1
+    while i > 0 and o.ready[i - 1] > place:
+        o.ready[i] = o.ready[i - 1]
+        i -= 1
+    o.ready[i] = place
+
+
+cdef void append_all(Offload* o, Spans* list, Spans* what) noexcept nogil:
+    cdef int64_t i
+    for i in range(what.used):
+        append(o, list, what.items[i], 0)
+
+
+cdef void enlist(Offload* o, BlockSet* s, Span* part) noexcept nogil:
+    cdef int32_t i
+    for i in range(part.count):
+        if not set_add(s, span_block(part, i)):
+            o.error = ERR_MEMORY
+
+
+cdef void delist(BlockSet* s, Span* part) noexcept nogil:
+    cdef int32_t i
+    for i in range(part.count):
+        set_discard(s, span_block(part, i))
+
+
+# ---- leases -----------------------------------------------------------------------------------------------------
+
+cdef int32_t lease_new(Offload* o, int kind) noexcept nogil:
+    cdef int32_t place = o.free_lease
+    cdef Lease* e
+    cdef void* moved
+    if place != NIL:
+        o.free_lease = o.leases[place].next_free
+    else:
+        moved = grown(o.leases, &o.leases_cap, o.leases_used + 1, sizeof(Lease))
+        if moved == NULL:
+            o.error = ERR_MEMORY
+            return 0
+        o.leases = <Lease*>moved
+        place = <int32_t>o.leases_used
+        o.leases_used += 1
+        memset(&o.leases[place], 0, sizeof(Lease))
+    e = &o.leases[place]
+    o.serial += 1
+    e.kind, e.serial = kind, o.serial
+    spans_clear(&e.blocks)
+    spans_clear(&e.other)
+    spans_clear(&e.arrived)
+    e.n = e.n_arrived = e.failed = e.outstanding = e.slots = 0
+    e.slot, e.skip, e.prefix, e.status, e.stage = NIL, 0, 0, UP_PENDING, STAGE_NONE
+    e.cancel = e.started = e.ready = False
+    e.promised = e.count = e.n2 = e.n3 = e.n4 = 0
+    return place
+
+
+cdef void lease_drop(Offload* o, int32_t place) noexcept nogil:
+    o.leases[place].kind = LEASE_FREE
+    o.leases[place].serial = 0
+    o.leases[place].next_free = o.free_lease
+    o.free_lease = place
+
+
+cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil:
+    """Queue the lease's blocks, whose spans end where a batch does."""
+    cdef Spans* list = &o.leases[place].blocks
+    cdef int64_t i = 0, before = lane.used - lane.head
+    cdef Batch* b
+    cdef void* moved
+    while i < list.used:
+        if lane.head == lane.used:
+            lane.head = lane.used = 0
+        moved = grown(lane.queue, &lane.cap, lane.used + 1, sizeof(Batch))
+        if moved == NULL:
+            o.error = ERR_MEMORY
+            return
+        lane.queue = <Batch*>moved
+        b = &lane.queue[lane.used]
+        lane.used += 1
+        b.place, b.prepared, b.marked, b.first, b.spans, b.blocks = place, False, False, i, 0, 0
+        while i < list.used and b.blocks < o.batch_size:
+            b.blocks += list.items[i].count
+            b.spans += 1
+            i += 1
+    if o.reference:
+        lane_reorder(lane, before)
+
+
+cdef void lane_reorder(Lane* lane, int64_t before) noexcept nogil:
+    """Batches of one burst in the order in which the reference's tasks start them; `before` waited already.
+
+    Each has a task, and the task that was made last runs first. So they reach the link's queue with the last one in
+    front; and of those that may start at once, which have tasks again, the last one starts first. (Queues there hold 8
+    batches: larger bursts stay in order.)
+    """
+    cdef int64_t n = lane.used - lane.head - before, room = lane.limit - lane.active
+    if n > 8:
+        return
+    last_first(lane, n, n)
+    if before == 0:
+        last_first(lane, n, room if room < n else n)
+
+
+cdef void last_first(Lane* lane, int64_t n, int64_t m) noexcept nogil:
+    """Of the last n batches of the queue the m-th comes before the others."""
+    cdef int64_t i, base = lane.used - n
+    cdef Batch last
+    if m < 2:
+        return
+    last = lane.queue[base + m - 1]
+    i = m - 1
+    while i > 0:
+        lane.queue[base + i] = lane.queue[base + i - 1]
+        i -= 1
+    lane.queue[base] = last
+
+
+cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
+    """Start the batches that may start (NULL: to the host); the next one is prepared, whether it may start or not."""
+    cdef Batch* b
+    cdef Batch batch
+    cdef Lease* e
+    cdef int64_t i
+    cdef bint begun
+    while lane.head < lane.used:
+        b = &lane.queue[lane.head]
+        if not b.prepared:
+            b.prepared = True
+            if b.marked:
+                for i in range(b.first, b.first + b.spans):
+                    delist(lane.pending, &o.leases[b.place].blocks.items[i])
+        if lane.active >= lane.limit:
+            return
+        batch = b[0]
+        lane.head += 1
+        if s == NULL:
+            begun = tier_take(&o.g2, batch.blocks)
+        else:
+            begun = s.unbounded or tier_take(&s.pool, batch.blocks)
+        if begun:
+            link_start(&o.down if s == NULL else &s.down, o.now, <double>(batch.blocks * o.block_bytes), o.worker,
+                       batch.place, batch.first, batch.spans)
+            lane.active += 1
+            continue
+        e = &o.leases[batch.place]
+        e.outstanding -= batch.blocks
+        e.failed += batch.blocks
+        list_ready(o, batch.place)
+        for i in range(batch.first, batch.first + batch.spans):
+            if s != NULL:
+                tier_unpin(&o.g2, &e.blocks.items[i])
+            else:
+                append(o, &e.other, e.blocks.items[i], 0)
+
+
+cdef void lane_mark(Offload* o, Lane* lane) noexcept nogil:
+    """Note the blocks of the batches that are not prepared yet: they have been asked for."""
+    cdef int64_t i = lane.used - 1, k
+    cdef Batch* b
+    while i >= lane.head and not lane.queue[i].prepared and not lane.queue[i].marked:
+        b = &lane.queue[i]
+        b.marked = True
+        for k in range(b.first, b.first + b.spans):
+            enlist(o, lane.pending, &o.leases[b.place].blocks.items[k])
+        i -= 1
+
+
+cdef void pump_shared(Offload* o) noexcept nogil:
+    if o.world.g3.there:
+        lane_pump(o, &o.lane3, &o.world.g3)
+    if o.world.g4.there:
+        lane_pump(o, &o.lane4, &o.world.g4)
