@@ -258,7 +258,9 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
             # A pass gives back at most `step` of what is expected: look again when that could be enough.
             step = 1.00001 * (<double>n * c.ratio + fabs(<double>(output - n * m)) * c.ratio_step)
             look = m + 1
-            if <double>need - left > 2.0 * step:
+            if not (step > 0.0):
+                look = k
+            elif <double>need - left > 2.0 * step:
                 look = m + <int64_t>min((<double>need - left) / step, 1e15)
         if c.timing.model != NULL:
             next_now = now + timing_decode_ms(&c.timing, n, min(context, c.total), context // n)
