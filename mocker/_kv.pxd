@@ -116,7 +116,8 @@ cdef void pool_promote_own(Pool* p, Path* path) noexcept nogil
 cdef void pool_promote_shared(Pool* p, Path* path) noexcept nogil
 cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
 cdef void evict(Pool* p, int64_t count) noexcept nogil
-cdef void table_delete(Pool* p, uint64_t key) noexcept nogil
+cdef bint evict_from(Pool* p, int32_t run, int64_t n) noexcept nogil
+cdef void run_gone(Pool* p, int32_t run) noexcept nogil
 cdef Event* event_new(Pool* p, bint stored) noexcept nogil
 cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
                       uint32_t* tokens) noexcept nogil

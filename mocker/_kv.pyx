@@ -74,7 +74,7 @@ cdef void table_insert(Pool* p, uint64_t key, int32_t run) noexcept nogil:
     p.table_used += 1
 
 
-cdef inline void table_take(Pool* p, uint64_t key) noexcept nogil:
+cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
     """Remove a segment; later entries of its cluster move up so that no tombstones are needed."""
     cdef uint64_t at = home(p, key), hole, wants
     while p.table_keys[at] != key or p.table_runs[at] == NIL:
@@ -90,11 +90,6 @@ cdef inline void table_take(Pool* p, uint64_t key) noexcept nogil:
             hole = at
     p.table_runs[hole] = NIL
     p.table_used -= 1
-
-
-cdef void table_delete(Pool* p, uint64_t key) noexcept nogil:
-    """The same for other modules."""
-    table_take(p, key)
 
 
 # ---- runs and the eviction queue --------------------------------------------------------------------------------
@@ -184,13 +179,38 @@ cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
         r.prev = low
 
 
+cdef bint evict_from(Pool* p, int32_t run, int64_t n) noexcept nogil:
+    """Take the last `n` blocks off a run and leave the piece in `evicted`; false if memory is short."""
+    cdef Run* r = &p.runs[run]
+    cdef Piece* e
+    cdef void* moved
+    r.end -= <int32_t>n
+    if p.keep_evicted:
+        moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
+        if moved == NULL:
+            p.error = ERR_MEMORY
+            return False
+        p.evicted = <Piece*>moved
+        e = &p.evicted[p.evicted_used]
+        p.evicted_used += 1
+        e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, r.origin
+    return True
+
+
+cdef void run_gone(Pool* p, int32_t run) noexcept nogil:
+    """Forget a run that has no blocks left and is in no queue."""
+    cdef Run* r = &p.runs[run]
+    if r.up != NIL:
+        p.runs[r.up].down = NIL
+    else:
+        table_delete(p, r.key)
+    run_drop(p, run)
+
+
 cdef void evict(Pool* p, int64_t count) noexcept nogil:
     """Evict `count` inactive blocks (there are as many); the pieces are left in `evicted`."""
     cdef int32_t run
     cdef int64_t n
-    cdef Run* r
-    cdef Piece* e
-    cdef void* moved
     p.evictions += count
     p.inactive -= count
     if p.ranked != NULL:
@@ -198,28 +218,13 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil:
         return
     while count > 0:
         run = p.oldest
-        r = &p.runs[run]
-        n = r.end - r.start
-        if n > count:
-            n = count
-        r.end -= <int32_t>n
+        n = min(<int64_t>(p.runs[run].end - p.runs[run].start), count)
         count -= n
-        if p.keep_evicted:
-            moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
-            if moved == NULL:
-                p.error = ERR_MEMORY
-                return
-            p.evicted = <Piece*>moved
-            e = &p.evicted[p.evicted_used]
-            p.evicted_used += 1
-            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, r.origin
-        if r.end == r.start:
+        if not evict_from(p, run, n):
+            return
+        if p.runs[run].end == p.runs[run].start:
             queue_remove(p, run)
-            if r.up != NIL:
-                p.runs[r.up].down = NIL
-            else:
-                table_take(p, r.key)
-            run_drop(p, run)
+            run_gone(p, run)
 
 
 # ---- paths ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
 The pool's queue stays empty; a heap takes its place (`_ranks`). Costs: as in `_kv`, times log(runs) for those that come
 into the heap or leave it.
 """
-from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._common cimport NIL, int32_t, int64_t
 from mocker._hooks cimport Hook
-from mocker._kv cimport Path, Piece, Pool, Ranked, Run, element_at, element_begin, table_delete
+from mocker._kv cimport Path, Pool, Ranked, Run, element_at, element_begin, evict_from, run_gone
 from mocker._ranks cimport rank_gone, rank_remove, release_begin, release_end, release_freed, release_held
 
 
@@ -40,37 +40,18 @@ cdef void evict_ranked(Pool* p, int64_t count) noexcept nogil:
     """`evict` in the order of the heap."""
     cdef int32_t run
     cdef int64_t n
-    cdef Run* r
-    cdef Piece* e
-    cdef void* moved
     while count > 0:
         run = p.ranks.heap[0]
-        r = &p.runs[run]
-        if r.ref > 0:                          # taken over again
+        if p.runs[run].ref > 0:                # taken over again
             rank_remove(&p.ranks, run)
             continue
-        n = r.end - r.start
-        if n > count:
-            n = count
-        r.end -= <int32_t>n
+        n = min(<int64_t>(p.runs[run].end - p.runs[run].start), count)
         count -= n
-        if p.keep_evicted:
-            moved = grown(p.evicted, &p.evicted_cap, p.evicted_used + 1, sizeof(Piece))
-            if moved == NULL:
-                p.error = ERR_MEMORY
-                return
-            p.evicted = <Piece*>moved
-            e = &p.evicted[p.evicted_used]
-            p.evicted_used += 1
-            e.key, e.local, e.start, e.count, e.tokens = r.key, 0, r.end, <int32_t>n, NIL
-        if r.end == r.start:
+        if not evict_from(p, run, n):
+            return
+        if p.runs[run].end == p.runs[run].start:
             rank_gone(&p.ranks, run)
-            if r.up != NIL:
-                p.runs[r.up].down = NIL
-            else:
-                table_delete(p, r.key)
-            r.next = p.free_run
-            p.free_run = run
+            run_gone(p, run)
 
 
 cdef Ranked RANKED

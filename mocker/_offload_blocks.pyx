@@ -65,16 +65,16 @@ cdef bint spans_next(Spans* s, Cursor* c, int64_t want, Span* part) noexcept nog
 
 # ---- sets of blocks ---------------------------------------------------------------------------------------------
 
-cdef bint set_has(BlockSet* s, Block b) noexcept nogil:
-    cdef uint64_t at
-    if s.used == 0:
-        return False
-    at = block_mix(b) & s.mask
-    while s.full[at]:
-        if same_block(s.items[at], b):
-            return True
+cdef inline uint64_t set_place(BlockSet* s, Block b) noexcept nogil:
+    """Where a block is in a set that has places, or the free place where it would go."""
+    cdef uint64_t at = block_mix(b) & s.mask
+    while s.full[at] and not same_block(s.items[at], b):
         at = (at + 1) & s.mask
-    return False
+    return at
+
+
+cdef bint set_has(BlockSet* s, Block b) noexcept nogil:
+    return s.used > 0 and s.full[set_place(s, b)]
 
 
 cdef bint set_grow(BlockSet* s) noexcept nogil:
@@ -104,11 +104,9 @@ cdef bint set_add(BlockSet* s, Block b) noexcept nogil:
     cdef uint64_t at
     if (s.items == NULL or 2 * s.used > <int64_t>s.mask) and not set_grow(s):
         return False
-    at = block_mix(b) & s.mask
-    while s.full[at]:
-        if same_block(s.items[at], b):
-            return True
-        at = (at + 1) & s.mask
+    at = set_place(s, b)
+    if s.full[at]:
+        return True
     s.items[at], s.full[at] = b, 1
     s.used += 1
     return True
@@ -118,9 +116,7 @@ cdef void set_discard(BlockSet* s, Block b) noexcept nogil:
     cdef uint64_t hole, at, wants
     if not set_has(s, b):
         return
-    hole = block_mix(b) & s.mask
-    while not same_block(s.items[hole], b):
-        hole = (hole + 1) & s.mask
+    hole = set_place(s, b)
     at = hole
     while True:
         at = (at + 1) & s.mask
