@@ -16,6 +16,7 @@ import numpy as np
 
 from ._lattice import LatticeModel
 from ._models import MemoModel
+from .report import write_atomically
 
 if TYPE_CHECKING:
     from .aic import AicTiming
@@ -51,10 +52,8 @@ def _arrays(core: MemoModel | LatticeModel) -> dict[str, Any]:
 
 def write(path: str | os.PathLike[str], about: str, core: MemoModel | LatticeModel) -> None:
     """Write the answers of a model; a reader sees the old file or the whole new one."""
-    scratch = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    with open(scratch, "wb") as file:
+    with write_atomically(path) as file:
         np.savez(file, about=np.array(about), **_arrays(core))
-    os.replace(scratch, path)
 
 
 def read(path: str | os.PathLike[str], about: str, core: MemoModel | LatticeModel) -> None:
@@ -96,7 +95,6 @@ def _merge(path: str, about: str, model: AicTiming) -> None:
             read(path, about, model.core)
             if sum(len(table) for table in model.core.tables) > MOST_ANSWERS:
                 return
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         write(path, about, model.core)
     except (OSError, ValueError) as error:
         log.warning("measured times are not kept: %s", error)

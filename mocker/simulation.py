@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from mocker.extras import import_extra
 from mocker.report import (
     TABLE_COLUMNS,
     TITLE,
@@ -149,7 +149,7 @@ class Simulation:
 
         Integer columns that can have missing values get the nullable type Int64.
         """
-        pd = import_optional("pandas", "pandas", "to_pandas")
+        pd = import_extra("pandas", "pandas", "to_pandas")
         series: dict[str, Any] = {}
         for name, column in self.per_request.items():
             if column.dtype.kind == "i" and name not in _NEVER_MISSING:
@@ -160,7 +160,7 @@ class Simulation:
 
     def to_arrow(self) -> Any:
         """Return the per-request columns as a `pyarrow.Table`, with nulls for missing values."""
-        pa = import_optional("pyarrow", "parquet", "to_arrow")
+        pa = import_extra("pyarrow", "parquet", "to_arrow")
         arrays = {}
         for name, column in self.per_request.items():
             missing = _missing(column)
@@ -174,7 +174,7 @@ class Simulation:
 
     def write_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the per-request columns to a Parquet file (needs pyarrow) and return its path."""
-        pq = import_optional("pyarrow.parquet", "parquet", "write_parquet")
+        pq = import_extra("pyarrow.parquet", "parquet", "write_parquet")
         table = self.to_arrow()
         with write_atomically(path) as file:
             pq.write_table(table, file, compression="zstd")
@@ -316,16 +316,6 @@ def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> bytes:
         # The text of uuid.UUID(int=row + 1), without making the object.
         chosen["uuid"] = [b'"00000000-0000-0000-0000-%012x"' % (number + 1) for number in numbers.tolist()]
     return json_lines(keys, chosen)
-
-
-def import_optional(module: str, extra: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(
-            f"{what} needs {package}, which is not installed: pip install 'mocker-llm[{extra}]'"
-        ) from error
 
 
 def _missing(column: NDArray[Any]) -> NDArray[np.bool_] | None:

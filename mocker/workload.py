@@ -222,6 +222,12 @@ def _ready_trace(trace: Trace, speedup: float) -> Trace:
     return made
 
 
+def check_speedup(speedup: float) -> None:
+    """Refuse an `arrival_speedup_ratio` that is no finite positive number."""
+    if not (math.isfinite(speedup) and speedup > 0):
+        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+
+
 def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     """A trace ready to replay: open loop starts at 0 and is sped up; closed loop keeps think times as they are.
 
@@ -231,8 +237,7 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
         An open-loop row has no usable arrival time, closed-loop rows wait for others, or `speedup` is not a finite
         positive number.
     """
-    if not (math.isfinite(speedup) and speedup > 0):
-        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    check_speedup(speedup)
     given = trace
     if closed_loop:
         trace.validate(allow_missing_timestamps=True)
@@ -259,8 +264,7 @@ def from_synthetic(spec: SyntheticSpec, *, block_size: int, closed_loop: bool, s
         if closed_loop:
             return from_trace(trace, closed_loop=True, speedup=1.0)
         return from_trace(trace, closed_loop=False, speedup=speedup)
-    if not (math.isfinite(speedup) and speedup > 0):
-        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    check_speedup(speedup)
     n = spec.request_count
     prompt = np.full(n, spec.input_tokens, np.int64)
     arrival = np.arange(n, dtype=np.float64) * spec.arrival_interval_ms

@@ -184,6 +184,8 @@ def test_what_needs_the_whole_trace(tmp_path):
             ({"num_workers": 2, "router_mode": lambda *_: 0}, "of your own"),
             ({"num_workers": 2, "router_mode": "prefix_affinity"}, "prefix_affinity"),
             ({"replay_concurrency": 4}, "concurrency"),
+            ({"num_workers": 2, "router_lower_tiers": True}, "requires router_mode='kv_router'"),
+            ({"num_workers": 2, "router_mode": "kv_router", "router_lower_tiers": True}, "requires num_g2_blocks"),
             ({"recording": mocker.Recording()}, "recording"), ({"arrival_speedup_ratio": 0.0}, "speedup"),
             ({"arrival_speedup_ratio": 1e-308}, "infinite"),
             ({"extra_engine_args": mocker.MockEngineArgs(block_size=1024)}, "must divide"),

@@ -627,13 +627,11 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | Syn
         return simulate_stream(workload, given)
     if stream_to is not None and recording is not None:
         raise ValueError("stream_to and recording exclude each other: a recording needs the columns of all requests")
-    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name,
-                      lower_tiers=router_lower_tiers)
     run, report = _simulate(
         workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
         decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
         num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
+        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=Routing.of(given),
         arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
         max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
         on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,

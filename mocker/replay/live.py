@@ -92,8 +92,7 @@ class RunningSimulation:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         a = self._arguments = arguments
-        routing = Routing(a["router_mode"], a["router_config"], a["router_tie_break"], a["router_seed"],
-                          a["model_name"], lower_tiers=a["router_lower_tiers"])
+        routing = Routing.of(a)
         self._sla = Sla(a["sla_ttft_ms"], a["sla_itl_ms"], a["sla_e2e_ms"])
         planner = _NoTicks() if a["scaling"] else a["planner"]
         names = ("extra_engine_args", "prefill_engine_args", "decode_engine_args", "aic_perf_config", "num_workers",

@@ -6,7 +6,7 @@ One pool of workers, or a prefill and a decode pool. Answers to the reference's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,6 +53,12 @@ class Routing:
     model_name: str | None = None
     estimator: Callable[[int, int], float | None] | None = None    # uncached, cached tokens -> seconds of a prefill
     lower_tiers: bool = False          # the KV router credits blocks in the host, on disk and in the remote store
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any]) -> Routing:
+        """That of the arguments of `mocker.simulate`, by name."""
+        return cls(call["router_mode"], call["router_config"], call["router_tie_break"], call["router_seed"],
+                   call["model_name"], lower_tiers=call["router_lower_tiers"])
 
     @property
     def routed(self) -> bool:

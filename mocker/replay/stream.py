@@ -14,8 +14,9 @@ import numpy as np
 
 from .._collect import SampleLog
 from ..collector import Sla
+from ..extras import import_extra
 from ..report import write_atomically
-from ..simulation import Simulation, import_optional, record_lines
+from ..simulation import Simulation, record_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,7 +65,7 @@ class RowStream:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         elif self.path.suffix == ".parquet":
-            self._parquet = import_optional("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
+            self._parquet = import_extra("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
             self._empty_folder()
         else:
             raise ValueError(f"stream_to must end in {' or '.join(SUFFIXES)}, got {os.fspath(path)}")

@@ -20,7 +20,7 @@ from .._intern import Interned
 from ..collector import Sla
 from ..formats.stream import TraceStream
 from ..trace import TraceError
-from ..workload import Workload
+from ..workload import Workload, check_speedup
 from .api import (
     LANE_ROWS,
     SLICE_PASSES,
@@ -246,12 +246,10 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
         if call[name] != neutral:
             what = "a search" if name == "_watch" else name
             raise ValueError(f"{what} needs the whole trace; load it instead of streaming it, or leave {what} out")
-    routing = Routing(call["router_mode"], call["router_config"], call["router_tie_break"], call["router_seed"],
-                      call["model_name"])
     pools, _, routing = prepare_pools(
         call["extra_engine_args"], call["prefill_engine_args"], call["decode_engine_args"], call["aic_perf_config"],
         call["num_workers"], call["num_prefill_workers"], call["num_decode_workers"], None, call["replay_mode"],
-        routing, call["max_sim_time_ms"], call["compat"], False)
+        Routing.of(call), call["max_sim_time_ms"], call["compat"], False)
     args, speedup = pools.args, float(call["arrival_speedup_ratio"])
     for bad, what in ((not isinstance(routing.mode, str), "a routing policy of your own"),
                       # which goes by the numbers of segments
@@ -260,8 +258,7 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
                       (args.vllm_scheduling_policy == "priority", "vllm_scheduling_policy='priority'")):
         if bad:
             raise ValueError(f"{what} needs the whole trace; load it instead of streaming it")
-    if not (math.isfinite(speedup) and speedup > 0):
-        raise ValueError(f"arrival_speedup_ratio must be a finite positive number, got {speedup}")
+    check_speedup(speedup)
     exact = None if call["exact_gaps"] is None else _integer("exact_gaps", call["exact_gaps"], 1)
     _integer("threads", call["threads"], 1)
     sla = Sla(call["sla_ttft_ms"], call["sla_itl_ms"], call["sla_e2e_ms"])

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..extras import import_extra
 from ..sweeps.configs import Config, axis_values, grid
-from ..sweeps.table import import_extra
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from ..extras import import_extra
 from .evaluate import WorkloadLike
-from .table import import_extra
 
 Outcome = dict[str, Any]
 Task = Callable[[WorkloadLike, Any, Any], Outcome]         # of workload, item, settings; must not raise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .table import import_extra
+from ..extras import import_extra
 
 Fields = Mapping[str, tuple[type, ...]]
 

@@ -1,25 +1,17 @@
 """The table that a sweep returns: a row per configuration, as NumPy columns, Arrow, pandas or dicts."""
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..extras import import_extra
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Row = dict[str, Any]
-
-
-def import_extra(module: str, extra: str, what: str) -> Any:
-    """An optional package, or an error that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{what} needs {module.partition('.')[0]}, which is not installed: pip install "
-                          f"'mocker-llm[{extra}]'") from error
 
 
 class SweepTable:
