@@ -172,13 +172,8 @@ cdef enum:
 
 
 cdef bint offload_tells(Offload* o) noexcept nogil
-cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil
 cdef int64_t offload_tick(Offload* o, double now) noexcept nogil
 cdef double offload_deadline(Offload* o) noexcept nogil
-cdef bint offload_plan(Offload* o, Path* path, int32_t skip, int32_t full, bint stage) noexcept nogil
-cdef void offload_drop_plan(Offload* o) noexcept nogil
-cdef int32_t offload_start(Offload* o, double now) noexcept nogil
-cdef void offload_finish(Offload* o, int32_t place) noexcept nogil
 cdef void offload_sync(Offload* o, Link* k) noexcept nogil
 cdef void offload_init(Offload* o) noexcept nogil
 cdef void offload_free(Offload* o) noexcept nogil

@@ -13,10 +13,11 @@ from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, 
 from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
-    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_drop_plan,
-    offload_enqueue, offload_finish, offload_plan, offload_start, offload_tick, whole_us)
+    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_tick, whole_us)
+from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
+from mocker._offload_up cimport offload_drop_plan, offload_finish, offload_plan, offload_start
 from mocker._requests cimport waiting_pop, waiting_prepend
 
 

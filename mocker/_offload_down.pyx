@@ -1,0 +1,202 @@
+# cython: language_level=3
+"""Copies of KV offload: from the GPU to the host, and from there to the disk and the remote store.
+
+Costs: O(log runs of a tier) a span; with a remote store, and while batches queue, O(1) a block beside that.
+"""
+from libc.math cimport INFINITY
+
+from mocker._common cimport ERR_MEMORY, int32_t, int64_t
+from mocker._kv cimport Piece, Pool
+from mocker._offload cimport LEASE_G2, Lane, Lease, Offload, Shared, offload_sync, offload_tells, offload_tick
+from mocker._offload_blocks cimport (
+    Block, Cursor, Span, Spans, set_add, set_has, span_block, span_of, span_part, spans_clear, spans_next)
+from mocker._offload_leases cimport (
+    append, enlist, lane_add, lane_mark, lane_pump, lease_new, list_ready, pump_shared)
+from mocker._offload_links cimport Transfer, link_pass
+from mocker._offload_tiers cimport (
+    tier_has, tier_look, tier_pin, tier_register, tier_room, tier_unpin)
+from mocker._offload_up cimport staged_up
+
+
+# ---- from the GPU to the host -----------------------------------------------------------------------------------
+
+cdef void arrived(Offload* o, Transfer* t) noexcept nogil:
+    """A batch of a copy has reached its tier."""
+    cdef Lease* e = &o.leases[t.place]
+    cdef bint asked = e.kind == LEASE_G2 and (o.world.g3.there or o.world.g4.there)
+    cdef int64_t i
+    for i in range(t.first, t.first + t.count):
+        e.outstanding -= e.blocks.items[i].count
+        e.n_arrived += e.blocks.items[i].count
+        if asked:
+            append(o, &e.arrived, e.blocks.items[i], 0)
+    list_ready(o, t.place)
+
+
+cdef bint seen_enough(Offload* o, Block b) noexcept nogil:
+    """Whether a block that is evicted once more has been so often enough."""
+    cdef int32_t i
+    for i in range(o.min_seen - 1):
+        if not set_has(&o.seen[i], b):
+            if not set_add(&o.seen[i], b):
+                o.error = ERR_MEMORY
+            return False
+    return True
+
+
+cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil:
+    """Copy the blocks that the pool has just evicted (`evicted`); their slots are held until then.
+
+    True: they are free already, `released` of them. False: the pool's `blocked` says which lease holds them.
+    """
+    cdef Pool* p = &o.core.pool
+    cdef int32_t place = lease_new(o, LEASE_G2), n, fits
+    cdef Lease* e = &o.leases[place]
+    cdef int64_t i, room = tier_room(&o.g2)
+    cdef Span part
+    cdef Piece* gone
+    cdef bint remember = o.reference and offload_tells(o), there
+    e.slots = count
+    offload_sync(o, &o.down)
+    for i in range(p.evicted_used):
+        gone = &p.evicted[i]
+        part = span_of(gone.key, <int32_t>gone.tokens, gone.start + gone.count - 1, gone.count, -1)
+        if remember:
+            enlist(o, &o.known, &part)
+        while part.count > 0:
+            n = tier_look(&o.g2, &part, &there)
+            fits = 0
+            if not there:
+                if o.pending.used > 0 or o.min_seen > 1:
+                    n = 1
+                    there = set_has(&o.pending, span_block(&part, 0)) or not seen_enough(o, span_block(&part, 0))
+                if not there:
+                    fits = n if n < room else <int32_t>room
+            if fits > 0:
+                append(o, &e.blocks, span_part(&part, 0, fits), o.batch_size)
+                room -= fits
+                o.g2.reserved += fits
+            if remember and fits < n:
+                append(o, &e.other, span_part(&part, fits, n - fits), 0)
+            part = span_part(&part, n, part.count - n)
+    e.outstanding = e.blocks.blocks
+    lane_add(o, &o.lane, place)
+    lane_pump(o, &o.lane, NULL)
+    lane_mark(o, &o.lane)
+    if o.leases[place].outstanding > 0:
+        o.n_blocked += 1
+        p.blocked = place
+        return False
+    o.n_retried += 1
+    list_ready(o, place)
+    released[0] = offload_tick(o, o.now)
+    return True
+
+
+# ---- from the host down -----------------------------------------------------------------------------------------
+
+cdef bint below_misses(Shared* s, Block b) noexcept nogil:
+    """Whether a lower tier neither has a block nor has been asked to take it."""
+    return not set_has(&s.pending, b) and not (set_has(&s.objects, b) if s.unbounded else tier_has(&s.pool, b))
+
+
+cdef int32_t wanted(Shared* s, Span* part, bint* take) noexcept nogil:
+    """Blocks from the first one of a span on that a lower tier takes all, or none of; it has promised their slots."""
+    cdef int64_t room
+    cdef int32_t n = 1
+    if s.unbounded or s.pending.used > 0:
+        take[0] = below_misses(s, span_block(part, 0))
+        while n < part.count and below_misses(s, span_block(part, n)) == take[0]:
+            n += 1
+    else:
+        n = tier_look(&s.pool, part, take)
+        take[0] = not take[0]
+    if s.unbounded or not take[0]:
+        return n
+    room = tier_room(&s.pool)
+    if room <= 0:
+        take[0] = False
+        return n
+    n = n if n < room else <int32_t>room
+    s.pool.reserved += n
+    return n
+
+
+cdef void copy_down(Offload* o, Shared* s, Lane* lane, int kind, Cursor* from_, int64_t count) noexcept nogil:
+    """Copy chained blocks from the host to a lower tier; they stay pinned in the host until then."""
+    cdef int32_t place = lease_new(o, kind), n
+    cdef Lease* e = &o.leases[place]
+    cdef int64_t k
+    cdef Span part, one
+    cdef bint there
+    while spans_next(&o.chain, from_, count, &part):     # all are kept before any of them is filtered
+        count -= part.count
+        while part.count > 0:
+            n = tier_look(&o.g2, &part, &there)
+            if there:
+                one = span_part(&part, 0, n)
+                tier_pin(&o.g2, &one)
+                append(o, &e.other, one, 0)
+            part = span_part(&part, n, part.count - n)
+    for k in range(e.other.used):
+        part = e.other.items[k]
+        while part.count > 0:
+            n = wanted(s, &part, &there)
+            one = span_part(&part, 0, n)
+            if there:
+                append(o, &e.blocks, one, o.batch_size)
+            else:
+                tier_unpin(&o.g2, &one)
+            part = span_part(&part, n, part.count - n)
+    spans_clear(&e.other)
+    e.outstanding = e.blocks.blocks
+    if e.outstanding == 0:
+        list_ready(o, place)
+    lane_add(o, lane, place)
+    pump_shared(o)
+    lane_mark(o, lane)
+
+
+cdef void shared_drain(Offload* o, Shared* s, double now) noexcept nogil:
+    """Move a shared tier's links on. Effects are at once, whoever owns the transfer; another owner books them later."""
+    cdef int64_t i, k
+    cdef int32_t w
+    cdef Transfer* t
+    cdef Spans* list
+    cdef Offload* owner
+    cdef bint any_down = False
+    s.owed[o.worker] = INFINITY
+    link_pass(&s.down, now)
+    link_pass(&s.up, now)
+    for i in range(s.down.done_used):
+        t = &s.down.done[i]
+        owner = <Offload*>o.world.workers[t.worker]
+        list = &owner.leases[t.place].blocks
+        any_down = True
+        if t.worker != o.worker and now < s.owed[t.worker]:
+            s.owed[t.worker] = now
+        if s.unbounded:
+            for k in range(t.first, t.first + t.count):
+                enlist(o, &s.objects, &list.items[k])
+            owner.lane4.active -= 1
+        else:
+            for k in range(t.first, t.first + t.count):
+                tier_register(&s.pool, &list.items[k])
+            for k in range(t.first, t.first + t.count):
+                tier_unpin(&s.pool, &list.items[k])
+            owner.lane3.active -= 1
+        for k in range(t.first, t.first + t.count):
+            tier_unpin(&owner.g2, &list.items[k])
+        arrived(owner, t)
+    for i in range(s.up.done_used):
+        t = &s.up.done[i]
+        if t.worker != o.worker and now < s.owed[t.worker]:
+            s.owed[t.worker] = now
+        staged_up(<Offload*>o.world.workers[t.worker], t.place)
+    if not any_down:
+        return
+    for w in range(o.world.n_workers):         # whose copies are done may start their next ones
+        for i in range(s.down.done_used):
+            if s.down.done[i].worker == w:
+                pump_shared(<Offload*>o.world.workers[w])
+                break
