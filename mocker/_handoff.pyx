@@ -11,7 +11,7 @@ from mocker._common cimport (
 from mocker._core cimport Core, Request
 from mocker._kv_kept cimport pool_adopt, pool_pin, pool_unpin
 from mocker._offload cimport must_wait
-from mocker._offload_pass cimport tiers_wait
+from mocker._offload_pass cimport tiers_arrived, tiers_wait
 from mocker._requests cimport blocks_release, core_enqueue, slot_free
 
 
@@ -108,6 +108,8 @@ cdef void handoff_activate_at(Core* c, int32_t slot, int64_t place) noexcept nog
     r.destination = 1
     c.n_reserved -= 1
     core_enqueue(c, slot, place)
+    if c.tiers != NULL:
+        tiers_arrived(c)
     if c.pool.active < active:
         c.generation += 1
 

@@ -2,7 +2,7 @@
 # trace that nothing branches off, one full block of real tokens, or the generated blocks of one request); a run
 # is a stretch of one segment's resident blocks that have the same holders.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from mocker._offload_blocks cimport Catalog
+from mocker._offload_blocks cimport Catalog, Spans
 from mocker._ranks cimport Ranks
 
 
@@ -87,6 +87,7 @@ cdef struct Pool:
     void* tiers                    # Offload* of `_offload`; NULL: evicted blocks are gone
     RoomMaker make_room            # with tiers: evicts; false if the slots are held meanwhile by `blocked`
     Catalog* catalog               # with tiers: where segments come from
+    Spans* fresh                   # write-through: what is registered goes here, too; else NULL
     int32_t blocked                # lease of the last refusal, NIL if there just was no room
     bint keep_evicted              # note what is evicted in
     Piece* evicted                 # pieces evicted by the operation under way

@@ -17,7 +17,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
-from mocker._offload_blocks cimport catalog_add
+from mocker._offload_blocks cimport catalog_add, catalog_number, span_of, spans_add
 from mocker._ranks cimport rank_add, rank_cut, rank_fresh, ranks_free
 
 
@@ -533,7 +533,7 @@ cdef void unhold(Pool* p, Path* path, int32_t begin, int32_t count) noexcept nog
 
 cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
     """Give fresh slots to the request blocks [begin, end); the slots are already counted."""
-    cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, run, tail
+    cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, run, tail, first = begin
     while begin < end:
         high = path.ends[i]
         if high > end:
@@ -557,6 +557,21 @@ cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcep
                 p.runs[tail].down = run
         begin = high
         low = path.ends[i]
+        i += 1
+    if p.fresh != NULL:
+        fresh_note(p, path, first, end)
+
+
+cdef void fresh_note(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
+    """Note the request blocks [begin, end) for the tiers below."""
+    cdef int32_t i = element_at(path, begin), low, high
+    while begin < end:
+        low = element_begin(path, i)
+        high = min(path.ends[i], end)
+        if not spans_add(p.fresh, span_of(path.keys[i], catalog_number(p.catalog, path.keys[i]), begin - low,
+                                          high - begin, 1), 0):
+            p.error = ERR_MEMORY
+        begin = high
         i += 1
 
 

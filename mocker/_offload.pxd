@@ -13,6 +13,7 @@ cdef enum LeaseKind:
     LEASE_G3 = 2                   # copy from the host to the disk
     LEASE_G4 = 3                   # copy from the host to the remote store
     LEASE_UP = 4                   # promotion to the GPU
+    LEASE_THROUGH = 5              # copy to the host of blocks that are still on the GPU
 
 cdef enum LeaseStatus:             # of a promotion
     UP_PENDING = 0
@@ -38,6 +39,7 @@ cdef struct Lease:
     int64_t n_arrived              # blocks copied, not booked yet
     bint ready                     # in the list of those with something to book
     int64_t failed                 # not copied for want of room, not booked yet
+    int64_t freed                  # blocks of `slots` that an earlier copy has read, not booked yet
     int64_t outstanding            # blocks under way or waiting
     int64_t slots                  # GPU slots that it holds
     # promotions
@@ -118,6 +120,10 @@ cdef struct Offload:               # tiers of one worker
     int64_t batch_size
     int32_t min_seen               # times that a block is evicted from the GPU until it is copied
     BlockSet* seen                 # [min_seen - 1] blocks evicted so many times, and not copied
+    bint through                   # write-through: blocks are copied when they are computed
+    Spans fresh                    # registered on the GPU, to be copied then
+    double fresh_at                # ms, infinity: nobody knows yet
+    BlockSet moving                # write-through: what is copied to the host; holder: lease with its slot, NIL: none
     double now                     # ms, in whole microseconds
     double at                      # the same as it is
     Catalog catalog                # unless the world's is used
@@ -160,6 +166,7 @@ cdef struct Offload:               # tiers of one worker
     int64_t n_blocked              # allocations that had to wait
     int64_t n_retried              # allocations that found their slots free after all
     int64_t n_cancelled
+    int64_t n_through              # blocks copied while they were on the GPU
     int64_t up_blocks[3]           # blocks that came up, by the tier that they were found in
     double parked_ms               # all parked requests together
     double* row_parked             # [rows] ms parked; NULL: nobody asks
@@ -174,6 +181,7 @@ cdef enum:
 cdef bint offload_tells(Offload* o) noexcept nogil
 cdef int64_t offload_tick(Offload* o, double now) noexcept nogil
 cdef double offload_deadline(Offload* o) noexcept nogil
+cdef void offload_computed(Offload* o, double at) noexcept nogil
 cdef void offload_sync(Offload* o, Link* k) noexcept nogil
 cdef void offload_init(Offload* o) noexcept nogil
 cdef void offload_free(Offload* o) noexcept nogil

@@ -17,7 +17,7 @@ from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._kv cimport path_free
 from mocker._kv_kept cimport pool_unpin
 from mocker._offload_blocks cimport Block, Cursor, catalog_free, set_discard, set_free, set_has, spans_clear
-from mocker._offload_down cimport arrived, copy_down, shared_drain
+from mocker._offload_down cimport arrived, copy_down, shared_drain, write_through
 from mocker._offload_leases cimport append_all, delist, lane_pump, lease_drop
 from mocker._offload_links cimport Link, Transfer, link_free, link_next, link_pass
 from mocker._offload_tiers cimport tier_add, tier_free
@@ -49,6 +49,7 @@ cdef void world_free(World* w) noexcept nogil:
 cdef void offload_init(Offload* o) noexcept nogil:
     """Lanes of a worker whose configuration, tiers and links are set; the rest is zeroed memory."""
     o.free_lease = NIL
+    o.fresh_at = INFINITY
     o.lane.limit = o.lane4.limit = o.batch_size
     o.lane3.limit = 1
     o.lane.pending = &o.pending
@@ -83,6 +84,8 @@ cdef void offload_free(Offload* o) noexcept nogil:
     for i in range(o.min_seen - 1):
         set_free(&o.seen[i])
     free(o.seen)
+    free(o.fresh.items)
+    set_free(&o.moving)
     free(o.waits)
 
 
@@ -91,6 +94,12 @@ cdef int offload_error(Offload* o) noexcept nogil:
     cdef World* w = o.world
     return (o.error | o.g2.error | o.down.error | o.up.error | w.error | w.g3.pool.error | w.g3.down.error
             | w.g3.up.error | w.g4.down.error | w.g4.up.error)
+
+
+cdef void offload_computed(Offload* o, double at) noexcept nogil:
+    """What was registered on the GPU so far is there at `at`."""
+    if o.fresh.blocks > 0 and o.fresh_at == INFINITY:
+        o.fresh_at = at
 
 
 cdef bint offload_tells(Offload* o) noexcept nogil:
@@ -110,7 +119,20 @@ cdef void offload_sync(Offload* o, Link* k) noexcept nogil:
 
 
 cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
-    """Book what finished by `now`; returns the GPU slots released."""
+    """Book what finished by `now`; returns the GPU slots released. Copies of new blocks start when these are there."""
+    cdef int64_t released = 0
+    if o.fresh.blocks > 0:
+        if o.fresh_at < now:
+            released = tick_once(o, o.fresh_at)
+            write_through(o)
+        if o.fresh_at <= now:
+            released += tick_once(o, now)
+            write_through(o)
+            return released
+    return released + tick_once(o, now)
+
+
+cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
     cdef int64_t i, k, n, released
     cdef int32_t place
     cdef Transfer* t
@@ -148,7 +170,7 @@ cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
     for i in range(n):
         place = o.ready[i]
         e = &o.leases[place]
-        if e.n_arrived > 0 or e.failed > 0:    # of copies further down that failed at once
+        if e.n_arrived > 0 or e.failed > 0 or e.freed > 0:     # of copies further down that failed at once
             o.ready[o.n_ready] = place
             o.n_ready += 1
             continue
@@ -184,10 +206,11 @@ cdef int64_t book(Offload* o) noexcept nogil:
     for i in range(o.n_ready):
         e = &o.leases[o.ready[i]]
         booked = e.n_arrived + e.failed
-        if e.kind == LEASE_G2:
+        if e.kind == LEASE_G2 or e.kind == LEASE_THROUGH:
             o.booked[0] += booked
-            released += booked
-            e.slots -= booked
+            if e.kind == LEASE_G2:
+                released += booked + e.freed
+                e.slots -= booked + e.freed
             if e.n_arrived > 0 and (o.world.g3.there or o.world.g4.there):
                 append_all(o, &o.chain, &e.arrived)
                 moved = grown(o.chain_ends, &o.chain_ends_cap, chains + 1, sizeof(int64_t))
@@ -202,7 +225,7 @@ cdef int64_t book(Offload* o) noexcept nogil:
                 e.slots = 0
         elif e.kind == LEASE_G3:
             o.booked[1] += booked
-        e.n_arrived = e.failed = 0
+        e.n_arrived = e.failed = e.freed = 0
         spans_clear(&e.arrived)
     for i in range(chains):
         if o.world.g3.there:
@@ -258,5 +281,7 @@ cdef double offload_deadline(Offload* o) noexcept nogil:
     cdef double at = link_next(&o.down), other = link_next(&o.up)
     if other < at:
         at = other
+    if o.fresh_at < at:
+        at = o.fresh_at
     at = shared_deadline(o, &o.world.g3, at)
     return shared_deadline(o, &o.world.g4, at)

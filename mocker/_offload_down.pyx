@@ -5,13 +5,14 @@ Costs: O(log runs of a tier) a span; with a remote store, and while batches queu
 """
 from libc.math cimport INFINITY
 
-from mocker._common cimport ERR_MEMORY, int32_t, int64_t
-from mocker._kv cimport Piece, Pool
-from mocker._offload cimport LEASE_G2, Lane, Lease, Offload, Shared, offload_sync, offload_tells, offload_tick
+from mocker._common cimport ERR_MEMORY, NIL, int32_t, int64_t
+from mocker._kv cimport Piece, Pool, pool_find
+from mocker._offload cimport (
+    LEASE_G2, LEASE_THROUGH, Lane, Lease, Offload, Shared, offload_sync, offload_tells, offload_tick)
 from mocker._offload_blocks cimport (
-    Block, Cursor, Span, Spans, set_add, set_has, span_block, span_of, span_part, spans_clear, spans_next)
+    Block, Cursor, Span, Spans, set_add, set_find, set_has, span_block, span_of, span_part, spans_clear, spans_next)
 from mocker._offload_leases cimport (
-    append, enlist, lane_add, lane_mark, lane_pump, lease_new, list_ready, pump_shared)
+    append, enlist, lane_add, lane_mark, lane_pump, lease_drop, lease_new, list_ready, pump_shared, slots_read)
 from mocker._offload_links cimport Transfer, link_pass
 from mocker._offload_tiers cimport (
     tier_has, tier_look, tier_pin, tier_register, tier_room, tier_unpin)
@@ -23,7 +24,7 @@ from mocker._offload_up cimport staged_up
 cdef void arrived(Offload* o, Transfer* t) noexcept nogil:
     """A batch of a copy has reached its tier."""
     cdef Lease* e = &o.leases[t.place]
-    cdef bint asked = e.kind == LEASE_G2 and (o.world.g3.there or o.world.g4.there)
+    cdef bint asked = (e.kind == LEASE_G2 or e.kind == LEASE_THROUGH) and (o.world.g3.there or o.world.g4.there)
     cdef int64_t i
     for i in range(t.first, t.first + t.count):
         e.outstanding -= e.blocks.items[i].count
@@ -31,6 +32,8 @@ cdef void arrived(Offload* o, Transfer* t) noexcept nogil:
         if asked:
             append(o, &e.arrived, e.blocks.items[i], 0)
     list_ready(o, t.place)
+    if o.through and (e.kind == LEASE_G2 or e.kind == LEASE_THROUGH):
+        slots_read(o, t.place, t.first, t.count)
 
 
 cdef bint seen_enough(Offload* o, Block b) noexcept nogil:
@@ -44,6 +47,84 @@ cdef bint seen_enough(Offload* o, Block b) noexcept nogil:
     return True
 
 
+cdef inline bint seen_before(Offload* o, Block b) noexcept nogil:
+    """Whether the next eviction of a block would be enough."""
+    cdef int32_t i
+    for i in range(o.min_seen - 1):
+        if not set_has(&o.seen[i], b):
+            return False
+    return True
+
+
+cdef inline bint claimed(Offload* o, Block b, int32_t place, int64_t* claims) noexcept nogil:
+    """Whether a block that is evicted is copied already; if its slot is read, the lease holds it until then."""
+    cdef Block* note = set_find(&o.moving, b)
+    if note == NULL:
+        return False
+    if note.holder == NIL:
+        note.holder = place
+        claims[0] += 1
+    return True
+
+
+cdef void move(Offload* o, Spans* list, Span part, int32_t holder) noexcept nogil:
+    """Ask for blocks to be copied to the host, which has promised their slots."""
+    cdef int32_t i
+    cdef Block b
+    append(o, list, part, o.batch_size)
+    o.g2.reserved += part.count
+    if o.through:
+        for i in range(part.count):
+            b = span_block(&part, i)
+            b.holder = holder
+            if not set_add(&o.moving, b):
+                o.error = ERR_MEMORY
+
+
+cdef void write_through(Offload* o) noexcept nogil:
+    """Copy the blocks that have been computed and are still on the GPU, as far as the host has room."""
+    cdef Pool* p = &o.core.pool
+    cdef int32_t place = lease_new(o, LEASE_THROUGH), n, run, end
+    cdef Lease* e = &o.leases[place]
+    cdef int64_t i, room = tier_room(&o.g2)
+    cdef Span part
+    cdef bint there
+    for i in range(o.fresh.used):
+        part = o.fresh.items[i]
+        end = 0
+        run = pool_find(p, part.key)
+        while run != NIL:                      # it is resident up to here
+            end = p.runs[run].end
+            run = p.runs[run].down
+        if part.step > 0:
+            part.count = min(part.count, end - part.at)
+        else:                                  # it was evicted and registered again
+            n = max(part.at - end + 1, 0)
+            part = span_part(&part, n, part.count - n)
+        while part.count > 0 and room > 0:
+            n = tier_look(&o.g2, &part, &there)
+            if not there:
+                if o.moving.used > 0 or o.min_seen > 1:
+                    n = 1
+                    there = (set_find(&o.moving, span_block(&part, 0)) != NULL
+                             or not seen_before(o, span_block(&part, 0)))
+                if not there:
+                    n = min(n, <int32_t>min(room, part.count))
+                    room -= n
+                    move(o, &e.blocks, span_part(&part, 0, n), NIL)
+            part = span_part(&part, n, part.count - n)
+    spans_clear(&o.fresh)
+    o.fresh_at = INFINITY
+    e.outstanding = e.blocks.blocks
+    o.n_through += e.outstanding
+    if e.outstanding == 0:
+        lease_drop(o, place)
+        return
+    lane_add(o, &o.lane, place)
+    lane_pump(o, &o.lane, NULL)
+    lane_mark(o, &o.lane)
+
+
 cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil:
     """Copy the blocks that the pool has just evicted (`evicted`); their slots are held until then.
 
@@ -52,7 +133,7 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
     cdef Pool* p = &o.core.pool
     cdef int32_t place = lease_new(o, LEASE_G2), n, fits
     cdef Lease* e = &o.leases[place]
-    cdef int64_t i, room = tier_room(&o.g2)
+    cdef int64_t i, claims = 0, room = tier_room(&o.g2)
     cdef Span part
     cdef Piece* gone
     cdef bint remember = o.reference and offload_tells(o), there
@@ -67,19 +148,20 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
             n = tier_look(&o.g2, &part, &there)
             fits = 0
             if not there:
-                if o.pending.used > 0 or o.min_seen > 1:
+                if o.pending.used > 0 or o.moving.used > 0 or o.min_seen > 1:
                     n = 1
-                    there = set_has(&o.pending, span_block(&part, 0)) or not seen_enough(o, span_block(&part, 0))
+                    there = (set_has(&o.pending, span_block(&part, 0))
+                             or claimed(o, span_block(&part, 0), place, &claims)
+                             or not seen_enough(o, span_block(&part, 0)))
                 if not there:
                     fits = n if n < room else <int32_t>room
             if fits > 0:
-                append(o, &e.blocks, span_part(&part, 0, fits), o.batch_size)
+                move(o, &e.blocks, span_part(&part, 0, fits), place)
                 room -= fits
-                o.g2.reserved += fits
             if remember and fits < n:
                 append(o, &e.other, span_part(&part, fits, n - fits), 0)
             part = span_part(&part, n, part.count - n)
-    e.outstanding = e.blocks.blocks
+    e.outstanding = e.blocks.blocks + claims
     lane_add(o, &o.lane, place)
     lane_pump(o, &o.lane, NULL)
     lane_mark(o, &o.lane)

@@ -18,6 +18,7 @@ class OffloadWorld:
     def attach(
         self, engine: EngineCore, *, g2_blocks: int, block_bytes: int, batch_size: int, g1_to_g2: float,
         g2_to_g1: float, reference: bool, latency: tuple[float, ...] = ..., policy: str = ..., min_seen: int = ...,
+        through: bool = ...,
     ) -> OffloadTiers: ...
     apart: bool
     def part(self) -> None: ...

@@ -14,7 +14,7 @@ from mocker._offload cimport (
     LEASE_FREE, LEASE_G2, LEASE_UP, Lease, Offload, World, offload_deadline, offload_free, offload_init,
     world_free, world_init)
 from mocker._offload_blocks cimport BlockSet, Catalog
-from mocker._offload_links cimport Link, link_init
+from mocker._offload_links cimport Link, link_init, link_next
 from mocker._offload_pass cimport tiers_make_room
 from mocker._offload_tiers cimport Run, Tier, tier_init
 
@@ -68,7 +68,8 @@ cdef class OffloadWorld:
         return at
 
     def attach(self, EngineCore engine, *, int64_t g2_blocks, int64_t block_bytes, int64_t batch_size, double g1_to_g2,
-               double g2_to_g1, bint reference, tuple latency=(0.0, 0.0), str policy="lru", int32_t min_seen=1):
+               double g2_to_g1, bint reference, tuple latency=(0.0, 0.0), str policy="lru", int32_t min_seen=1,
+               bint through=False):
         """Put tiers below an engine that has no requests yet.
 
         Parameters
@@ -88,6 +89,8 @@ cdef class OffloadWorld:
             Who makes room in the host; the last one needs `OffloadTiers.foresee`.
         min_seen : int
             A block is copied from the so-manieth time on that the GPU evicts it.
+        through : bool
+            Copy blocks when they are computed, not only when they are evicted.
 
         Returns
         -------
@@ -117,6 +120,9 @@ cdef class OffloadWorld:
         engine.c.pool.make_room = tiers_make_room
         engine.c.pool.catalog = catalog
         engine.c.pool.keep_evicted = True
+        o.through = through
+        if through:
+            engine.c.pool.fresh = &o.fresh
         engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
         engine.tiers = tiers
         self.note(tiers)
@@ -210,7 +216,7 @@ cdef class OffloadTiers:
                 "evicted_blocks": o.g2.evictions,
                 "down": link_counters(&o.down), "up": link_counters(&o.up), "promotions": o.n_swaps,
                 "staged_promotions": o.n_staged, "blocked_allocations": o.n_blocked,
-                "retried_allocations": o.n_retried, "cancelled_promotions": o.n_cancelled,
+                "early_blocks": o.n_through, "retried_allocations": o.n_retried, "cancelled_promotions": o.n_cancelled,
                 "parked_ms": o.parked_ms, "from_g2_blocks": o.up_blocks[0], "from_g3_blocks": o.up_blocks[1],
                 "from_g4_blocks": o.up_blocks[2]}
 
@@ -245,6 +251,8 @@ cdef class OffloadTiers:
         """Verify the tiers' books; AssertionError says what is wrong. O(everything)."""
         cdef World* w = &self.world.w
         check_tier("host", &self.o.g2)
+        if self.o.moving.used > 0 and link_next(&self.o.down) == INFINITY:
+            raise AssertionError(f"{self.o.moving.used} blocks are said to move to the host, and nothing does")
         if w.g3.there:
             check_tier("disk", &w.g3.pool)
 

@@ -14,4 +14,5 @@ cdef void lease_drop(Offload* o, int32_t place) noexcept nogil
 cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil
 cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil
 cdef void lane_mark(Offload* o, Lane* lane) noexcept nogil
+cdef void slots_read(Offload* o, int32_t place, int64_t first, int64_t count) noexcept nogil
 cdef void pump_shared(Offload* o) noexcept nogil

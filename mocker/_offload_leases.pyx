@@ -7,7 +7,8 @@ from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._offload cimport LEASE_FREE, STAGE_NONE, UP_PENDING, Batch, Lane, Lease, Offload, Shared
-from mocker._offload_blocks cimport BlockSet, Span, Spans, set_add, set_discard, span_block, spans_add, spans_clear
+from mocker._offload_blocks cimport (
+    Block, BlockSet, Span, Spans, set_add, set_discard, set_find, span_block, spans_add, spans_clear)
 from mocker._offload_links cimport link_start
 from mocker._offload_tiers cimport tier_take, tier_unpin
 
@@ -81,7 +82,7 @@ cdef int32_t lease_new(Offload* o, int kind) noexcept nogil:
     spans_clear(&e.blocks)
     spans_clear(&e.other)
     spans_clear(&e.arrived)
-    e.n = e.n_arrived = e.failed = e.outstanding = e.slots = 0
+    e.n = e.n_arrived = e.failed = e.freed = e.outstanding = e.slots = 0
     e.slot, e.skip, e.prefix, e.status, e.stage = NIL, 0, 0, UP_PENDING, STAGE_NONE
     e.cancel = e.started = e.ready = False
     e.promised = e.count = e.n2 = e.n3 = e.n4 = 0
@@ -160,7 +161,7 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
         b = &lane.queue[lane.head]
         if not b.prepared:
             b.prepared = True
-            if b.marked:
+            if b.marked and (s != NULL or not o.through):
                 for i in range(b.first, b.first + b.spans):
                     delist(lane.pending, &o.leases[b.place].blocks.items[i])
         if lane.active >= lane.limit:
@@ -180,6 +181,8 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
         e.outstanding -= batch.blocks
         e.failed += batch.blocks
         list_ready(o, batch.place)
+        if s == NULL and o.through:
+            slots_read(o, batch.place, batch.first, batch.spans)
         for i in range(batch.first, batch.first + batch.spans):
             if s != NULL:
                 tier_unpin(&o.g2, &e.blocks.items[i])
@@ -188,15 +191,38 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
 
 
 cdef void lane_mark(Offload* o, Lane* lane) noexcept nogil:
-    """Note the blocks of the batches that are not prepared yet: they have been asked for."""
+    """Note the blocks of the batches that are not prepared yet: they have been asked for.
+
+    Write-through has a note of those to the host already.
+    """
     cdef int64_t i = lane.used - 1, k
     cdef Batch* b
     while i >= lane.head and not lane.queue[i].prepared and not lane.queue[i].marked:
         b = &lane.queue[i]
         b.marked = True
-        for k in range(b.first, b.first + b.spans):
-            enlist(o, lane.pending, &o.leases[b.place].blocks.items[k])
+        if lane != &o.lane or not o.through:
+            for k in range(b.first, b.first + b.spans):
+                enlist(o, lane.pending, &o.leases[b.place].blocks.items[k])
         i -= 1
+
+
+cdef void slots_read(Offload* o, int32_t place, int64_t first, int64_t count) noexcept nogil:
+    """A batch of a lease needs its blocks' GPU slots no more: who was evicted meanwhile can give them up."""
+    cdef Spans* list = &o.leases[place].blocks
+    cdef Block* note
+    cdef Lease* other
+    cdef int64_t i
+    cdef int32_t k, holder
+    for i in range(first, first + count):
+        for k in range(list.items[i].count):
+            note = set_find(&o.moving, span_block(&list.items[i], k))
+            holder = note.holder
+            set_discard(&o.moving, note[0])
+            if holder != NIL and holder != place:
+                other = &o.leases[holder]
+                other.outstanding -= 1
+                other.freed += 1
+                list_ready(o, holder)
 
 
 cdef void pump_shared(Offload* o) noexcept nogil:

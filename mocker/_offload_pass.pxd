@@ -19,4 +19,6 @@ cdef void tiers_deny(Core* c, int32_t slot) noexcept nogil
 cdef bint tiers_admit(Core* c) noexcept nogil
 cdef void tiers_cancel(Core* c, int32_t slot) noexcept nogil
 cdef double tiers_deadline(Core* c) noexcept nogil
+cdef double tiers_end(Core* c, double now, double end) noexcept nogil
+cdef void tiers_arrived(Core* c) noexcept nogil
 cdef bint tiers_quiet(Core* c) noexcept nogil

@@ -13,7 +13,8 @@ from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, 
 from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
-    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_deadline, offload_tick, whole_us)
+    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_computed, offload_deadline,
+    offload_tick, whole_us)
 from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
@@ -71,9 +72,11 @@ cdef void catch_up(Core* c, double now) noexcept nogil:
     """What ends below a lone worker before `now` happens, each at its time."""
     cdef Offload* o = <Offload*>c.tiers
     cdef double due = offload_deadline(o), last = -1.0
+    cdef bint began = False
     while due < now:
-        if due == last and o.down.done_used + o.up.done_used == 0:
+        if due == last and o.down.done_used + o.up.done_used == 0 and not began:
             return                             # less than a clock tick is left
+        began = o.fresh_at <= due
         tiers_step(c, due)
         last = due
         due = offload_deadline(o)
@@ -293,10 +296,30 @@ cdef double tiers_deadline(Core* c) noexcept nogil:
     return offload_deadline(<Offload*>c.tiers)
 
 
+cdef double tiers_end(Core* c, double now, double end) noexcept nogil:
+    """When a pass ends that would take until `end`: one that computed nothing goes on to what comes next from below."""
+    cdef Offload* o = <Offload*>c.tiers
+    cdef double due
+    if end <= now:
+        due = offload_deadline(o)
+        if due < INFINITY:
+            end = due if due > now else now
+    offload_computed(o, end)
+    return end
+
+
+cdef void tiers_arrived(Core* c) noexcept nogil:
+    """Blocks have come to the GPU from another worker, outside a pass."""
+    cdef Offload* o = <Offload*>c.tiers
+    offload_computed(o, o.at)
+
+
 cdef bint tiers_quiet(Core* c) noexcept nogil:
     """Whether nothing is copied down or comes up, or waits to be. O(leases)."""
     cdef Offload* o = <Offload*>c.tiers
     cdef int64_t i
+    if o.fresh.blocks > 0:
+        return False
     for i in range(o.leases_used):
         if o.leases[i].kind != LEASE_FREE:
             return False

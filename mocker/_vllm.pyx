@@ -21,7 +21,7 @@ from mocker._core cimport (
 from mocker._kv cimport pool_cost, pool_use
 from mocker._offload cimport must_wait
 from mocker._offload_pass cimport (
-    UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_deadline, tiers_promote, tiers_rest,
+    UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_end, tiers_promote, tiers_rest,
     tiers_wait)
 from mocker._requests cimport (
     note, outgrown, preempt, request_end, signal, waiting_first, waiting_next, waiting_pop, waiting_remove)
@@ -304,7 +304,7 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
 cdef void core_pass(Core* c, double now) noexcept nogil:
     """One engine iteration that starts at `now`; its results are in the core until the next one."""
     cdef int64_t i, n, total
-    cdef double start, decode, until
+    cdef double start, decode
     cdef void* moved
     c.pass_no += 1
     c.passes += 1
@@ -331,10 +331,8 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     if n > 0:
         decode = emit_bursts(c, n, start) if c.nextn else emit(c, n, total, start)
     c.end_ms = start + decode
-    if c.tiers != NULL and c.end_ms <= now:
-        until = tiers_deadline(c)              # nothing was computed: on to what comes next from below
-        if until < INFINITY:
-            c.end_ms = until if until > now else now
+    if c.tiers != NULL:
+        c.end_ms = tiers_end(c, now, c.end_ms)
     if not (c.end_ms < INFINITY):
         c.error = ERR_TIME
     for i in range(c.gone_late_used):

@@ -68,7 +68,8 @@ DEFAULT_NUM_GPU_BLOCKS = 16384
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = MappingProxyType({"vllm": 64, "sglang": 1, "trtllm": 32})
 MAX_POOL_TOKENS = 2**63 - 1
 EVICTION_POLICIES = ("lru", "lfu", "s3fifo", "belady")            # of host memory: `_offload_policy.pyx`
-HOST_FIELDS = ("offload_eviction_policy", "offload_min_seen")      # beyond the reference's tiers
+WRITE_MODES = ("write_back", "write_through")
+HOST_FIELDS = ("offload_eviction_policy", "offload_min_seen", "offload_write_mode")      # beyond the reference's tiers
 DEFAULT_SCHEDULER_RULES = "dynamo-mocker-1.3.0"
 SCHEDULER_RULES = (DEFAULT_SCHEDULER_RULES, "vllm-0.33", "vllm-0.33-async")  # what each switches: `mocker.rules`
 
@@ -156,6 +157,9 @@ class MockEngineArgs(Record):
         request in the trace is farthest (an upper bound, in replays only).
     offload_min_seen : int
         A block is copied to host memory from the so-manieth time on that the GPU evicts it.
+    offload_write_mode : {"write_back", "write_through"}
+        Blocks are copied to host memory when the GPU evicts them, as in the reference, or as soon as they have been
+        computed, so that their eviction need not wait.
     scheduler_rules : {"dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"}
         Whose scheduler decides: the reference's, that of vLLM 0.33, or vLLM's asynchronous one; see
         :mod:`mocker.rules`. The last two are for aggregated "vllm" workers without drafts and storage tiers, and
@@ -284,6 +288,10 @@ class MockEngineArgs(Record):
         "Which blocks make room in host memory.",
     )
     offload_min_seen = Field[int](Int(1, 16), "Evictions from the GPU until a block is copied to host memory.")
+    offload_write_mode = Field[str](
+        Choice(*WRITE_MODES, wrong=f"Invalid offload_write_mode '{{value}}'. Must be {one_of(WRITE_MODES)}."),
+        "When blocks are copied to host memory.",
+    )
     scheduler_rules = Field[str](
         Choice(*SCHEDULER_RULES, wrong=f"Invalid scheduler_rules '{{value}}'. Must be {one_of(SCHEDULER_RULES)}."),
         "Whose scheduler decides.",
@@ -367,6 +375,7 @@ class MockEngineArgs(Record):
         latency_g4_to_g2_ms: float = 0.0,
         offload_eviction_policy: str = "lru",
         offload_min_seen: int = 1,
+        offload_write_mode: str = "write_back",
         scheduler_rules: str = DEFAULT_SCHEDULER_RULES,
         vllm_scheduling_policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,

@@ -29,9 +29,9 @@ def offload_settings(args: MockEngineArgs) -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        "g2_blocks", "g3_blocks" (0: none), "g4", "block_bytes", "batch_size", "policy", "min_seen", and GB/s under
-        "g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2" (0: unlimited); "latency" has ms by these
-        names.
+        "g2_blocks", "g3_blocks" (0: none), "g4", "block_bytes", "batch_size", "policy", "min_seen", "through", and GB/s
+        under "g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2" (0: unlimited); "latency" has ms by
+        these names.
 
     Raises
     ------
@@ -53,7 +53,8 @@ def offload_settings(args: MockEngineArgs) -> dict[str, Any] | None:
         "g2_blocks": args.num_g2_blocks, "g3_blocks": args.num_g3_blocks or 0, "g4": bool(args.enable_g4_storage),
         "block_bytes": args.block_size * args.kv_bytes_per_token,
         "batch_size": args.offload_batch_size or DEFAULT_BATCH_SIZE,
-        "policy": args.offload_eviction_policy, "min_seen": args.offload_min_seen}
+        "policy": args.offload_eviction_policy, "min_seen": args.offload_min_seen,
+        "through": args.offload_write_mode == "write_through"}
     for name, default in LINKS.items():
         value = getattr(args, f"bandwidth_{name}_gbps")
         out[name] = default if value is None else float(value)
@@ -88,10 +89,13 @@ def attach_tiers(world: OffloadWorld, engine: EngineCore, args: MockEngineArgs, 
     """
     s = offload_settings(args)
     assert s is not None
+    if s["through"] and compat == "reference":
+        raise ValueError("offload_write_mode='write_through' is not for compat='reference', which copies blocks when "
+                         "they are evicted only; leave one of them out")
     return world.attach(engine, g2_blocks=s["g2_blocks"], block_bytes=s["block_bytes"], batch_size=s["batch_size"],
                         g1_to_g2=s["g1_to_g2"], g2_to_g1=s["g2_to_g1"], reference=compat == "reference",
                         latency=(s["latency"]["g1_to_g2"], s["latency"]["g2_to_g1"]), policy=s["policy"],
-                        min_seen=s["min_seen"])
+                        min_seen=s["min_seen"], through=s["through"])
 
 
 def check_shared(first: MockEngineArgs, second: MockEngineArgs) -> None:

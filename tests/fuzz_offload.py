@@ -51,6 +51,11 @@ def random_script(seed: int) -> dict:
     if slow.random() < 0.3:
         for link in ("g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2", "g2_to_g4", "g4_to_g2"):
             args[f"latency_{link}_ms"] = slow.choice([0.0, 0.0, 0.05, 1.0, 7.5, 40.0])
+    beyond = random.Random(f"offload beyond/{seed}")
+    if beyond.random() < 0.4:
+        args["offload_write_mode"] = "write_through"
+    if beyond.random() < 0.2:
+        args["offload_min_seen"] = beyond.choice([2, 3])
     roots = [[rng.randrange(1, 50) for _ in range(block * rng.randrange(1, 5))] for _ in range(rng.randrange(2, 6))]
     workers = rng.choice([1, 1, 1, 2, 3])
     at, requests = 0.0, []
@@ -71,7 +76,8 @@ def random_script(seed: int) -> dict:
     if rng.random() < 0.5:
         for _ in range(rng.randrange(1, 25)):
             drops[rng.randrange(1, 120)] = rng.randrange(1, len(requests) + 1)
-    return {"args": args, "workers": workers, "requests": requests, "drops": drops, "reference": rng.random() < 0.2}
+    return {"args": args, "workers": workers, "requests": requests, "drops": drops,
+            "reference": rng.random() < 0.2 and "offload_write_mode" not in args}
 
 
 class Model:

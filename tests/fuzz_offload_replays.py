@@ -75,6 +75,12 @@ def random_cluster(seed: int) -> tuple[Any, dict[str, Any], int | None, bool]:
     if rng.random() < 0.6:                     # pools so small that they evict
         settings["num_gpu_blocks"] = max(settings["num_gpu_blocks"] - rng.choice([0, 3, 9, 90]), 2)
     below = tiers(rng)
+    beyond = random.Random(f"offload beyond/{seed}")
+    if beyond.random() < 0.4:
+        below["offload_write_mode"] = "write_through"
+    if beyond.random() < 0.2:
+        below |= {"offload_min_seen": beyond.choice([1, 2]),
+                  "offload_eviction_policy": beyond.choice(["lru", "lfu", "s3fifo"])}
     out: dict[str, Any] = {"router_mode": rng.choice(["round_robin", "kv_router"])}
     if rng.random() < 0.35:
         settings |= {"engine_type": "vllm", "kv_transfer_bandwidth": rng.choice([1.0, 64.0])}
@@ -176,7 +182,7 @@ def broken(seed: int, seen: collections.Counter[str]) -> str | None:
         if sum(tiers.counters()[f"from_{name}_blocks"] for tiers in world.attached) and not shared[name]["up"]["bytes"]:
             return f"blocks came from {name}, but no byte"
     for name in ("promotions", "staged_promotions", "blocked_allocations", "retried_allocations",
-                 "cancelled_promotions"):
+                 "cancelled_promotions", "early_blocks"):
         seen[name] += total[name]
         seen[f"clusters with {name}"] += total[name] > 0
     for name in ("router_mode", "disagg", "planner", "closed"):

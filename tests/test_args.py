@@ -88,6 +88,7 @@ LATENCIES = {f"latency_{link}_ms": 0.0 for link in (
 SCHEDULER: dict[str, Any] = {  # what the reference does not have
     "offload_eviction_policy": "lru",
     "offload_min_seen": 1,
+    "offload_write_mode": "write_back",
     "scheduler_rules": "dynamo-mocker-1.3.0",
     "vllm_scheduling_policy": "fcfs",
     "long_prefill_token_threshold": 0,
@@ -162,6 +163,10 @@ CHOICES = {
         ["lru", "lfu", "s3fifo", "belady"],
         "Invalid offload_eviction_policy '{}'. Must be 'lru', 'lfu', 's3fifo', or 'belady'.",
     ),
+    "offload_write_mode": (
+        ["write_back", "write_through"],
+        "Invalid offload_write_mode '{}'. Must be 'write_back' or 'write_through'.",
+    ),
     "scheduler_rules": (
         ["dynamo-mocker-1.3.0", "vllm-0.33", "vllm-0.33-async"],
         "Invalid scheduler_rules '{}'. Must be 'dynamo-mocker-1.3.0', 'vllm-0.33', or 'vllm-0.33-async'.",
@@ -204,6 +209,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"scheduler_rules": "vllm-0.33"} for name in SCHEDULER},
     "offload_eviction_policy": {"num_g2_blocks": 1},
     "offload_min_seen": {"num_g2_blocks": 1},
+    "offload_write_mode": {"num_g2_blocks": 1},
 }
 
 

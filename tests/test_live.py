@@ -323,7 +323,7 @@ def test_every_owned_array_is_carried():
     package = Path(mocker.__file__).parent
     carried = "".join(path.read_text() for path in package.glob("_carry_*.pyx"))
     for file, structures, borrowed in [
-            ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog"}),
+            ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog", "fresh"}),
             ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers"}),
             ("_hooks.pxd", ["AdmissionHook"], {"engine"}),
             ("_ranks.pxd", ["Ranks"], {"now"}),

@@ -137,7 +137,7 @@ def test_bandwidths_are_finite(value):
 def test_settings_have_the_reference_defaults():
     settings = offload_settings(MockEngineArgs(block_size=16, num_g2_blocks=8, kv_bytes_per_token=10, num_g3_blocks=0))
     assert settings == {"g2_blocks": 8, "g3_blocks": 0, "g4": False, "block_bytes": 160, "batch_size": 32,
-                        "policy": "lru", "min_seen": 1,
+                        "policy": "lru", "min_seen": 1, "through": False,
                         "g1_to_g2": 14.0, "g2_to_g1": 14.0, "g2_to_g3": 7.0, "g3_to_g2": 7.0, "g2_to_g4": 4.0,
                         "g4_to_g2": 4.0, "latency": dict.fromkeys(LINKS, 0.0)}
     assert offload_settings(MockEngineArgs(num_g2_blocks=0)) is None

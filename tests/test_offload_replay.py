@@ -29,6 +29,8 @@ def tiers(rng: random.Random) -> dict:
         out["enable_g4_storage"] = True
     if rng.random() < 0.4:
         out["offload_batch_size"] = rng.choice([1, 3])
+    if rng.random() < 0.4:
+        out["offload_write_mode"] = "write_through"
     return out
 
 
@@ -171,7 +173,7 @@ def test_properties_of_clusters():
         found = broken(seed, seen)
         assert found is None, f"cluster {seed}: {found}"
     for what in ("promotions", "staged_promotions", "blocked_allocations", "retried_allocations",
-                 "cancelled_promotions", "disagg", "planner", "closed", "router_mode"):
+                 "cancelled_promotions", "early_blocks", "disagg", "planner", "closed", "router_mode"):
         assert seen[what] > 0, what
 
 

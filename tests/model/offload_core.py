@@ -18,7 +18,8 @@ def offload_config(args: dict) -> dict | None:
     block = args.get("block_size") or (32 if args.get("engine_type", "vllm").lower() == "trtllm" else 64)
     config = {"g2": args["num_g2_blocks"], "g3": args.get("num_g3_blocks") or None,
               "g4": args.get("enable_g4_storage", False), "batch_size": args.get("offload_batch_size") or 32,
-              "block_bytes": block * args["kv_bytes_per_token"]}
+              "block_bytes": block * args["kv_bytes_per_token"], "min_seen": args.get("offload_min_seen", 1),
+              "through": args.get("offload_write_mode") == "write_through"}
     for name, default in DEFAULTS.items():
         given = args.get(f"bandwidth_{name}_gbps")
         config[name] = default if given is None else given, args.get(f"latency_{name}_ms", 0.0)
@@ -41,6 +42,7 @@ class OffloadPool(KvPool):
         super().__init__(capacity, block_size, caching, worker_id)
         self.engine = engine
         engine.give_back = self._give_back
+        engine.resident = lambda block: block.seq_hash in self.full_by_hash
         self.failed_hits = 0
 
     def _take_slots(self, count: int) -> list[Full] | None:
@@ -76,6 +78,11 @@ class OffloadPool(KvPool):
 
     def reserve(self, count: int) -> bool:
         return self._twice(lambda: super(OffloadPool, self).reserve(count))
+
+    def _reference(self, block: Full) -> None:
+        if self.engine.through and block.seq_hash not in self.full_by_hash:
+            self.engine.fresh.append(block)
+        super()._reference(block)
 
     def tick(self, now: float) -> None:
         released = self.engine.tick(now)
@@ -178,7 +185,8 @@ class OffloadCore(ModelCore):
         if end_ms <= p.now_ms:
             deadline = self.tiers.deadline()
             if deadline is not None:
-                return max(deadline, p.now_ms)
+                end_ms = max(deadline, p.now_ms)
+        self.tiers.computed(end_ms)
         return end_ms
 
     def _must_wait(self, request: Request) -> bool:

@@ -7,6 +7,7 @@ progress in the order of their places. `reference`: the metadata and pins that t
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .offload_links import Link, earliest
@@ -64,6 +65,7 @@ class Lease:
     kind: str
     outstanding: int = 0  # blocks that passed the filters and have not arrived
     slots: int = 0  # G1 slots held, one per evicted block
+    freed: int = 0  # of them those of blocks that an earlier copy has read, not booked yet
     evicted: list[Full] = field(default_factory=list)
     arrived: list[Full] = field(default_factory=list)  # not booked yet
     failed: int = 0  # not booked yet
@@ -160,9 +162,16 @@ class OffloadEngine:
             self.g4 = shared.setdefault("g4", SharedTier(config["g2_to_g4"], config["g4_to_g2"], None))
             self.lane4 = Lane(self.batch_size, self.g4.pending)
         self.leases = Places()
+        self.seen: list[set[int]] = [set() for _ in range(config.get("min_seen", 1) - 1)]
         self.known: set[int] = set()  # reference: hashes with metadata
+        self.through: bool = config.get("through", False)
+        self.fresh: list[Full] = []  # write-through: registered in G1, to be copied when they are computed
+        self.fresh_at = math.inf  # ms when they are
+        self.moving: dict[int, Lease | None] = {}  # write-through: what is copied; the lease that holds its slot
+        self.resident: Callable[[Full], bool] = lambda block: True  # in G1
         self.events: list[tuple[str, Full]] = []  # of G2, for the KV manager
-        self.counts = {"swap_ins": 0, "blocked": 0, "retries": 0, "cancelled": 0, "staged": 0}
+        self.counts = dict.fromkeys(
+            ("swap_ins", "blocked", "retries", "cancelled", "staged", "through", "claimed"), 0)
 
     # ---- G1 -> G2
 
@@ -171,11 +180,19 @@ class OffloadEngine:
         self.known |= {block.seq_hash for block in evicted}
         lease = Lease("g2", slots=len(evicted), evicted=list(evicted))
         passed = []
+        claimed = 0
         for block in evicted:
-            if block not in self.g2 and block.seq_hash not in self.lane.pending and self.g2.promise(1):
-                self.lane.pending.add(block.seq_hash)
+            if block in self.g2 or block.seq_hash in self.lane.pending:
+                continue
+            if block.seq_hash in self.moving:
+                if self.moving[block.seq_hash] is None:  # its slot is held until the copy has read it
+                    self.moving[block.seq_hash] = lease
+                    claimed += 1
+                    self.counts["claimed"] += 1
+            elif self._seen(block, count=True) and self.g2.promise(1):
+                self._ask(block, lease)
                 passed.append(block)
-        lease.outstanding = len(passed)
+        lease.outstanding = len(passed) + claimed
         self.leases.add(lease)
         self.lane.add(lease, passed, self.batch_size, self.reference)
         self.lane.pump(self._start_down)
@@ -192,14 +209,66 @@ class OffloadEngine:
         self.down.start(self.now, len(batch.blocks) * self.block_bytes, batch)
         return True
 
+    def _ask(self, block: Full, holder: Lease | None) -> None:
+        if self.through:
+            self.moving[block.seq_hash] = holder
+        else:
+            self.lane.pending.add(block.seq_hash)
+
+    def _seen(self, block: Full, count: bool) -> bool:
+        """Whether the block was evicted so often that it is copied; evictions count."""
+        for seen in self.seen:
+            if block.seq_hash not in seen:
+                if count:
+                    seen.add(block.seq_hash)
+                return False
+        return True
+
     def _fail(self, batch: Batch) -> None:
         batch.lease.outstanding -= len(batch.blocks)
         batch.lease.failed += len(batch.blocks)
+        if batch.lease.kind == "g2":
+            self._read(batch)
+
+    def _read(self, batch: Batch) -> None:
+        """A batch to the host needs its G1 slots no more: those of blocks evicted meanwhile can go."""
+        for block in batch.blocks if self.through else []:
+            holder = self.moving.pop(block.seq_hash)
+            if holder is not None and holder is not batch.lease:
+                holder.outstanding -= 1
+                holder.freed += 1
+
+    def computed(self, at: float) -> None:
+        """What was registered in G1 so far is computed at `at`."""
+        if self.fresh and self.fresh_at == math.inf:
+            self.fresh_at = at
+
+    def _write_through(self) -> None:
+        """Copy the blocks that have been computed and are still in G1, as far as there is room."""
+        lease, passed = Lease("g2"), []
+        for block in self.fresh:
+            if (self.resident(block) and block not in self.g2 and block.seq_hash not in self.moving
+                    and self._seen(block, count=False) and self.g2.promise(1)):
+                self._ask(block, None)
+                passed.append(block)
+        self.fresh, self.fresh_at = [], math.inf
+        if passed:
+            self.counts["through"] += len(passed)
+            lease.outstanding = len(passed)
+            self.leases.add(lease)
+            self.lane.add(lease, passed, self.batch_size)
+            self.lane.pump(self._start_down)
 
     # ---- time
 
     def tick(self, now: float) -> int:
-        """Book what finished by `now`; G1 slots released."""
+        """Book what finished by `now`; G1 slots released. Copies of computed blocks start when these are."""
+        released = 0
+        while self.fresh and self.fresh_at < now:
+            released += self._tick(self.fresh_at)
+        return released + self._tick(now)
+
+    def _tick(self, now: float) -> int:
         self.now = floor_us(now)
         for batch in self.down.advance(now):
             for block in batch.blocks:
@@ -219,20 +288,22 @@ class OffloadEngine:
         chains, released, abandoned = [], 0, []
         promised = {"g2": 0, "g3": 0, "g4": 0}
         for lease in self.leases:
-            if not isinstance(lease, Lease) or not (lease.arrived or lease.failed or lease.outstanding == 0):
+            if not isinstance(lease, Lease) or not (
+                    lease.arrived or lease.failed or lease.freed or lease.outstanding == 0):
                 continue
             booked = len(lease.arrived) + lease.failed
             promised[lease.kind] += booked
             if lease.kind == "g2":
-                released += booked
-                lease.slots -= booked
+                given = min(booked, lease.slots) + lease.freed  # write-through holds none
+                released += given
+                lease.slots -= given
                 if lease.arrived:
                     chains.append(lease.arrived)
                 if lease.outstanding == 0:
                     released += lease.slots
                     lease.slots = 0
                     abandoned += [b.seq_hash for b in lease.evicted if b.seq_hash not in lease.copied]
-            lease.arrived, lease.failed = [], 0
+            lease.arrived, lease.failed, lease.freed = [], 0, 0
         for blocks in chains:
             for tier, lane in self._lower():
                 self._chain(tier, lane, blocks)
@@ -242,21 +313,26 @@ class OffloadEngine:
         if self.g3 is not None:
             self.g3.pool.reserved -= promised["g3"]
         for lease in list(self.leases):
-            if isinstance(lease, Lease) and lease.outstanding == 0 and not lease.arrived and not lease.failed:
+            if isinstance(lease, Lease) and lease.outstanding == 0 and not (
+                    lease.arrived or lease.failed or lease.freed):
                 self.leases.remove(lease)
         if self.reference:
             self.known -= set(abandoned)
         self._reap()
+        if self.fresh and self.fresh_at <= now:
+            self._write_through()
         return released
 
     def _arrived(self, batch: Batch) -> None:
         batch.lease.arrived += batch.blocks
         batch.lease.copied |= {block.seq_hash for block in batch.blocks}
         batch.lease.outstanding -= len(batch.blocks)
+        if batch.lease.kind == "g2":
+            self._read(batch)
 
     def deadline(self) -> float | None:
         """When something finishes next."""
-        times = [self.down.earliest(), self.up.earliest()]
+        times = [self.down.earliest(), self.up.earliest(), self.fresh_at if self.fresh_at < math.inf else None]
         for tier in (self.g3, self.g4):
             if tier is not None:
                 times += [tier.down.earliest(), tier.up.earliest(), tier.owed.get(self.worker_id)]
