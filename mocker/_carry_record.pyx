@@ -21,6 +21,8 @@ cdef void timeline_carry(Carrier* io, Timeline* t) noexcept nogil:
         if io.mode == LOAD or io.mode == COPY:
             x.cell = x.cells + at if x.cell != NULL and x.cells != NULL else NULL
     carry_array(io, <void**>&t.queued, t.bins, t.bins, sizeof(double))
+    carry_array(io, <void**>&t.disk, t.bins, t.bins, sizeof(double))
+    carry_array(io, <void**>&t.remote, t.bins, t.bins, sizeof(double))
     carry_array(io, <void**>&t.log, t.log_used, t.log_cap, sizeof(Logged))
 
 
@@ -31,4 +33,6 @@ cdef void timeline_free(Timeline* t) noexcept nogil:
         free(t.tracks[w].cells)
     free(t.tracks)
     free(t.queued)
+    free(t.disk)
+    free(t.remote)
     free(t.log)

@@ -5,6 +5,7 @@ from mocker._kv cimport Path
 from mocker._offload_blocks cimport Block, BlockSet, Catalog, Spans
 from mocker._offload_links cimport Link
 from mocker._offload_tiers cimport Tier
+from mocker._record cimport Timeline
 
 
 cdef enum LeaseKind:
@@ -95,6 +96,7 @@ cdef struct World:
     Shared g4
     void* workers[1024]            # Offload*
     int32_t n_workers
+    Timeline* timeline             # records the shared tiers; NULL: nobody does, or there are none
     int error
 
 

@@ -22,6 +22,7 @@ from mocker._offload_leases cimport append_all, delist, lane_pump, lease_drop
 from mocker._offload_links cimport Link, Transfer, link_free, link_next, link_pass
 from mocker._offload_tiers cimport tier_add, tier_free
 from mocker._offload_up cimport offload_finish, pump_staged
+from mocker._record cimport timeline_below
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -188,7 +189,18 @@ cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
             path_free(&e.path)
             offload_finish(o, <int32_t>i)
             o.n_dropped -= 1
+    if o.world.timeline != NULL:
+        note_shared(o.world, now)
     return released
+
+
+cdef void note_shared(World* w, double now) noexcept nogil:
+    """Tell the recorder what the shared tiers hold now."""
+    cdef double disk = <double>(w.g3.pool.capacity - w.g3.pool.free)
+    if disk != w.timeline.below[0]:
+        timeline_below(w.timeline, 0, now, disk)
+    if <double>w.g4.objects.used != w.timeline.below[1]:
+        timeline_below(w.timeline, 1, now, <double>w.g4.objects.used)
 
 
 cdef int64_t book(Offload* o) noexcept nogil:

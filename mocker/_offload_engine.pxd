@@ -16,6 +16,8 @@ cdef class OffloadWorld:
     cdef readonly bint apart             # nothing in the tiers of one worker concerns another
     cdef bint hushed                     # nobody asks what comes to the hosts and goes
 
+    cdef object recorder
+
     cdef double deadline(self) noexcept nogil
     cdef note(self, OffloadTiers tiers)
 

@@ -17,6 +17,7 @@ from mocker._offload_blocks cimport BlockSet, Catalog
 from mocker._offload_links cimport Link, link_init, link_next
 from mocker._offload_pass cimport tiers_make_room
 from mocker._offload_tiers cimport Run, Tier, tier_init
+from mocker._record cimport Recorder
 
 MAX_WORKERS = 1024
 POLICIES = "lru", "lfu", "s3fifo", "belady"
@@ -149,6 +150,12 @@ cdef class OffloadWorld:
         self.hushed = True
         for tiers in self.attached:
             tiers.o.g2.log = False
+
+    def record(self, Recorder recorder):
+        """Let a recorder see the shared tiers, if there are any, from now on."""
+        if self.w.g3.there or self.w.g4.there:
+            recorder.look_below(self.w.g3.there, self.w.g4.there)
+            self.recorder, self.w.timeline = recorder, &recorder.t
 
     def collect(self, int64_t rows):
         """Note for each row how long it was parked, and how many blocks it had from the host, disk and remote store."""

@@ -60,6 +60,10 @@ cdef struct Timeline:
     int64_t tracks_cap
     double* queued                 # [bins] requests in the router's queues x ms
     double queue_end               # ms, newest time that `queued` covers
+    double* disk                   # [bins] blocks in the disk tier of all workers x ms; NULL: there is none
+    double* remote                 # the same of the remote store
+    double below[2]                # blocks in them
+    double below_since[2]          # ms
     Logged* log                    # [log_used]
     int64_t log_used
     int64_t log_cap                # allocated
@@ -76,6 +80,7 @@ cdef void add_elsewhere(Timeline* t, int64_t worker, Track* x, Span* s) noexcept
 cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil
 cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil
 cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil
+cdef void timeline_below(Timeline* t, int tier, double now, double blocks) noexcept nogil
 cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil
 
 

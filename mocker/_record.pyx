@@ -65,10 +65,19 @@ cdef void cover(Timeline* t, double end) noexcept nogil:
                     cells[i * FIELDS + k] = cells[2 * i * FIELDS + k] + cells[(2 * i + 1) * FIELDS + k]
             memset(&cells[t.bins // 2 * FIELDS], 0, t.bins // 2 * sizeof(Cell))
             t.tracks[w].low, t.tracks[w].high = 1.0, 0.0
-        for i in range(t.bins // 2):
-            t.queued[i] = t.queued[2 * i] + t.queued[2 * i + 1]
-        memset(&t.queued[t.bins // 2], 0, t.bins // 2 * sizeof(double))
+        halve(t.queued, t.bins)
+        halve(t.disk, t.bins)
+        halve(t.remote, t.bins)
         t.width *= 2.0
+
+
+cdef void halve(double* sums, int64_t bins) noexcept nogil:
+    cdef int64_t i
+    if sums == NULL:
+        return
+    for i in range(bins // 2):
+        sums[i] = sums[2 * i] + sums[2 * i + 1]
+    memset(&sums[bins // 2], 0, bins // 2 * sizeof(double))
 
 
 cdef inline int64_t bin_of(Timeline* t, double at) noexcept nogil:
@@ -147,21 +156,36 @@ cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogi
 
 cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil:
     """Requests in the router's queues from `start` to `end`."""
-    cdef int64_t i
-    cdef double to
     if not (end < INFINITY):
         return
     t.queue_end = end
-    if queued == 0:
-        return
-    cover(t, end)
+    if queued > 0:
+        cover(t, end)
+        level(t, t.queued, start, end, <double>queued)
+
+
+cdef void timeline_below(Timeline* t, int tier, double now, double blocks) noexcept nogil:
+    """From `now` on the disk tier (0) or the remote store (1) of all workers has so many blocks."""
+    cdef double since = t.below_since[tier]
+    if now > since and now < INFINITY:
+        if t.below[tier] > 0.0:
+            cover(t, now)
+            level(t, t.remote if tier else t.disk, since, now, t.below[tier])
+        t.below_since[tier] = now
+    t.below[tier] = blocks
+
+
+cdef void level(Timeline* t, double* sums, double start, double end, double value) noexcept nogil:
+    """Add what holds from `start` to `end`, which is covered."""
+    cdef int64_t i
+    cdef double to
     i = bin_of(t, start)
     while start < end and i < t.bins:
         to = <double>(i + 1) * t.width
         if to > end or i == t.bins - 1:
             to = end
         if to > start:
-            t.queued[i] += (to - start) * <double>queued
+            sums[i] += (to - start) * value
             start = to
         i += 1
 
@@ -237,7 +261,18 @@ cdef class Recorder:
             free(self.t.tracks[w].cells)
         free(self.t.tracks)
         free(self.t.queued)
+        free(self.t.disk)
+        free(self.t.remote)
         free(self.t.log)
+
+    def look_below(self, bint disk, bint remote):
+        """There is a disk tier, a remote store, that all workers share."""
+        if disk:
+            self.t.disk = <double*>calloc(self.t.bins, sizeof(double))
+        if remote:
+            self.t.remote = <double*>calloc(self.t.bins, sizeof(double))
+        if (disk and self.t.disk == NULL) or (remote and self.t.remote == NULL):
+            raise MemoryError
 
     def raise_error(self):
         """Raise MemoryError if the recording is not complete."""
@@ -264,6 +299,8 @@ cdef class Recorder:
                 end_ms = self.t.tracks[w].end
         for w in range(workers):
             timeline_idle(&self.t, &self.t.tracks[w], end_ms)
+        for tier in range(2):
+            timeline_below(&self.t, tier, end_ms, self.t.below[tier])
         cover(&self.t, end_ms)
         return end_ms
 
@@ -290,6 +327,27 @@ cdef class Recorder:
         for i in range(self.t.bins):
             q[i] = self.t.queued[i]
         return cells, queued
+
+    def below(self):
+        """Blocks x ms in the tiers that all workers share.
+
+        Returns
+        -------
+        dict of ndarray of float64, shape (bins,)
+            "disk" and "remote", as far as there are such.
+        """
+        cdef int64_t i
+        cdef double[::1] out
+        cdef double* source
+        tiers = {}
+        for name in ("disk", "remote"):
+            source = self.t.remote if name == "remote" else self.t.disk
+            if source == NULL:
+                continue
+            out = tiers[name] = np.empty(self.t.bins)
+            for i in range(self.t.bins):
+                out[i] = source[i]
+        return tiers
 
     def passes(self):
         """The pass log, by worker and time.

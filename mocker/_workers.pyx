@@ -164,6 +164,8 @@ cdef class Workers:
         """Let a recorder see every pass from now on."""
         self.recorder = recorder
         self.timeline = &recorder.t
+        if self.offload is not None:
+            self.offload.record(recorder)
 
     def capacities(self):
         """Blocks of each worker's KV pool (SGLang: pages), int64, shape (workers,)."""
@@ -174,6 +176,8 @@ cdef class Workers:
     def set_offload(self, OffloadWorld world):
         """The tiers below the workers' pools, which are attached to the engines already."""
         self.offload = world
+        if self.recorder is not None:
+            world.record(self.recorder)
 
     def finish_below(self, double at):
         """What ends in the tiers of lone workers by `at`, the end of the simulation, happens."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     FloatArray = NDArray[np.float64]
 
-__all__ = ["SERIES", "Recording", "Timeline"]
+__all__ = ["SERIES", "SHARED", "Recording", "Timeline"]
 
 _MAX_CELLS = 1 << 18               # 80 bytes each, and some hundred in the series made of them
 _AUTO_BINS = 1024
@@ -47,6 +47,11 @@ SERIES: dict[str, str] = {
     "cache_hit_ratio": "reused_prompt_tokens / admitted_prompt_tokens",
 }
 """The series of a timeline and what they mean."""
+SHARED: dict[str, str] = {
+    "kv_disk_blocks": "KV blocks in the disk tier of all workers (KV offload), mean over the time",
+    "kv_remote_blocks": "KV blocks in the remote store of all workers (KV offload), mean over the time",
+}
+"""Series of all workers together, where there are such tiers."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ class Timeline:
         See `SERIES`; NaN where a ratio has no denominator.
     router_queue : ndarray of float64, shape (bins,)
         Requests that the router kept back, mean over the time.
+    shared : dict of ndarray of float64, shape (bins,)
+        See `SHARED`; what there is in tiers of KV offload that all workers share.
     passes : dict of ndarray or None
         The pass log, see `Recorder.passes`.
     sampling : (float, int)
@@ -143,6 +150,8 @@ class Timeline:
         spans: FloatArray = np.maximum(self.end_ms - self.start_ms, 1e-9)
         sums = {name: cells[:, :bins, i] for i, name in enumerate(CELL_FIELDS)}
         self.router_queue: FloatArray = np.divide(queued[:bins], spans)
+        self.shared: dict[str, FloatArray] = {
+            f"kv_{tier}_blocks": sums[:bins] / spans for tier, sums in recorder.below().items()}
         self.series: dict[str, FloatArray] = {
             "running": sums["running"] / spans, "waiting": sums["waiting"] / spans,
             "kv_used_blocks": sums["used"] / spans, "kv_cached_blocks": sums["cached"] / spans,
@@ -208,8 +217,8 @@ class Timeline:
         Returns
         -------
         dict of ndarray, shape (bins * workers,)
-            `start_ms`, `end_ms`, `worker` (its number in its pool), `pool`, the `SERIES`, and `router_queue`, which
-            is the same in the rows of all workers.
+            `start_ms`, `end_ms`, `worker` (its number in its pool), `pool`, the `SERIES`, and `router_queue` and what
+            there is of `SHARED`, which are the same in the rows of all workers.
         """
         workers, bins = len(self.pools), len(self.start_ms)
         numbers = np.array([int(name.rpartition(" ")[2]) for name in self.workers], np.int64)
@@ -218,6 +227,7 @@ class Timeline:
             "worker": np.tile(numbers, bins), "pool": np.tile(np.array(self.pools, object), bins)}
         out.update((name, self.series[name].T.ravel()) for name in SERIES)
         out["router_queue"] = np.repeat(self.router_queue, workers)
+        out.update((name, np.repeat(values, workers)) for name, values in self.shared.items())
         return out
 
 

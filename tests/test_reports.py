@@ -148,10 +148,22 @@ def test_tiers_of_a_run(run, tmp_path):
     args = mocker.MockEngineArgs(num_gpu_blocks=6000, kv_bytes_per_token=131_072, num_g2_blocks=40_000,
                                  num_g3_blocks=30_000, enable_g4_storage=True)
     tiers = mocker.simulate(mocker.Trace.load(mocker.sample_trace_path()).head(400), num_workers=2,
-                            extra_engine_args=args, recording=Recording())
+                            extra_engine_args=args, recording=Recording(passes=100))
     host = tiers.timeline.series["kv_host_blocks"]
     assert host.max() == pytest.approx(tiers.report["offload"]["g2"]["peak_blocks"])
     assert host[:, -1].min() > 0 and (np.diff(host) >= -1e-6).all()        # slots are filled before any is used again
+    disk, remote = (tiers.timeline.shared[f"kv_{name}_blocks"] for name in ("disk", "remote"))
+    assert disk.max() == pytest.approx(tiers.report["offload"]["g3"]["peak_blocks"])
+    assert remote[-1] <= tiers.report["offload"]["g4"]["peak_blocks"] and (np.diff(remote) >= -1e-6).all()
+    assert remote[-1] == pytest.approx(tiers.report["offload"]["g4"]["peak_blocks"], rel=0.1)
+    columns = tiers.timeline.columns()
+    assert columns["kv_disk_blocks"][1::2].tolist() == columns["kv_disk_blocks"][::2].tolist() == disk.tolist()
+    assert "kv_disk_blocks" not in run.timeline.columns()
+    events = json.loads(tiers.write_pass_trace(tmp_path / "t.json").read_bytes())["traceEvents"]
+    most = {name: max(e["args"]["blocks"] for e in events if e["ph"] == "C" and e["name"] == name)
+            for name in ("kv_host_blocks", "kv_disk_blocks", "kv_remote_blocks")}
+    assert most == {"kv_host_blocks": pytest.approx(host.max()), "kv_disk_blocks": pytest.approx(disk.max()),
+                    "kv_remote_blocks": pytest.approx(remote.max())}
     path = page.write_html(tmp_path / "two.html", {"plain": run, "tiers": tiers})
     text = path.read_text()
     given = tiers.report["offload"]
@@ -165,7 +177,9 @@ def test_tiers_of_a_run(run, tmp_path):
     assert all(metric.definition in section and page.number(given[key]) in section for key, metric in OFFLOAD.items())
     assert "plain" not in section
     plain, with_tiers = read_run(path)
-    assert "kv_host_blocks" not in plain["series"]["total"]
+    assert not {"kv_host_blocks", "kv_disk_blocks", "kv_remote_blocks"} & set(plain["series"]["total"])
+    assert _unpack(with_tiers["series"]["total"]["kv_disk_blocks"]).max() == pytest.approx(disk.max(), rel=0.05)
+    assert "kv_remote_blocks" in with_tiers["series"]["total"]
     assert _unpack(with_tiers["series"]["total"]["kv_host_blocks"]).max() == pytest.approx(host.sum(0).max(), rel=0.05)
     assert 'id="offload"' not in run.write_html(tmp_path / "one.html").read_text()
 

@@ -9,7 +9,8 @@ const SERIES = [["output_tok_s", "Output tokens / s"], ["arrivals_rps", "Arrival
   ["completed_rps", "Completed requests / s"], ["waiting", "Queue depth (requests waiting)"],
   ["running", "Running requests"], ["batch_tokens_per_pass", "Batch tokens (mean a pass)"],
   ["kv_usage", "KV use (share of the pool that requests hold)"], ["kv_cached_blocks", "KV blocks cached, not held"],
-  ["kv_host_blocks", "KV blocks in the host tier"],
+  ["kv_host_blocks", "KV blocks in the host tier"], ["kv_disk_blocks", "KV blocks in the disk tier of all workers"],
+  ["kv_remote_blocks", "KV blocks in the remote store of all workers"],
   ["cache_hit_ratio", "Cache-hit ratio of prompts at first admission"], ["preemptions", "Preemptions"],
   ["prompt_tok_s", "Prompt tokens computed / s"], ["busy", "Busy (share of the time inside passes)"],
   ["router_queue", "Requests kept back by the router"]];
@@ -93,7 +94,7 @@ function drawSeries(view) {
   parent.replaceChildren();
   const charts = [];
   for (const [key, title] of SERIES) {
-    const always = key !== "preemptions" && key !== "router_queue" && key !== "kv_host_blocks";
+    const always = key !== "preemptions" && key !== "router_queue" && !/^kv_(host|disk|remote)_blocks$/.test(key);
     if (!always && !runs.some((run) => run.series && anything(run.series.total[key]))) continue;
     const lines = linesOf(view, key);
     if (!lines.length) continue;

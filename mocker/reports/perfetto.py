@@ -140,6 +140,11 @@ def _counters(timeline: Timeline) -> Iterator[bytes]:
         yield from _rows(
             f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
             at, means(timeline.router_queue))
+    tiers = [(ARRIVALS, name, values) for name, values in timeline.shared.items()]
+    if timeline.series["kv_host_blocks"].any():
+        tiers += [(w + 2, "kv_host_blocks", values) for w, values in enumerate(timeline.series["kv_host_blocks"])]
+    for pid, name, blocks in tiers:
+        yield from _rows(f'{{"ph":"C","pid":{pid},"ts":%,"name":"{name}","args":{{"blocks":%}}}}', at, means(blocks))
     running, waiting, used, cached = (means(timeline.series[name]) for name in (
         "running", "waiting", "kv_used_blocks", "kv_cached_blocks"))
     for w in range(len(timeline.workers)):

@@ -168,7 +168,8 @@ def _series(timeline: Timeline) -> dict[str, Any]:
     total["output_tok_s"] = out["output_tok_s"][counted].sum(0)
     total["kv_usage"] = total["kv_used_blocks"] / max(int(timeline.capacity.sum()), 1)
     total["busy"] = out["busy"].mean(0)
-    total["router_queue"] = np.add.reduceat(timeline.router_queue * span, edges) / length
+    for name, values in {"router_queue": timeline.router_queue, **timeline.shared}.items():
+        total[name] = np.add.reduceat(values * span, edges) / length
     for name, above, below in (("batch_tokens_per_pass", "batch_tokens", "passes"),
                                ("cache_hit_ratio", "reused_prompt_tokens", "admitted_prompt_tokens")):
         out[name] = _ratio(sums[above], sums[below])
