@@ -1,7 +1,7 @@
 # cython: language_level=3
 """State of SGLang cores: every array that `sgl_free`, `radix_free` and `map_free` free. O(what the core holds)."""
 from mocker._carry cimport LIST, Carrier, carry, carry_array
-from mocker._carry_engines cimport path_carry, timing_carry, wishes_carry
+from mocker._carry_engines cimport path_carry, ranks_carry, timing_carry, wishes_carry
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Signal
@@ -34,6 +34,7 @@ cdef void radix_carry(Carrier* io, Radix* t) noexcept nogil:
     carry_array(io, <void**>&t.heap, t.heap_used, t.heap_cap, sizeof(Leaf))
     carry_array(io, <void**>&t.gone, t.gone_used, t.gone_cap, sizeof(int32_t))
     carry_array(io, <void**>&t.cuts, t.cuts_used, t.cuts_cap, sizeof(Cut))
+    ranks_carry(io, &t.ranks)
     map_carry(io, &t.table)
 
 
@@ -44,10 +45,11 @@ cdef void sgl_carry(Carrier* io, SglangCore* c) noexcept nogil:
     cdef Rows* rows = c.rows
     cdef Gaps* gaps = c.gaps
     cdef Model* model = c.timing.model
-    cdef Hook victim = c.victim
+    cdef Hook victim = c.victim, eviction = c.tree.ranks.score
     cdef AdmissionHook admission = c.admission
     carry(io, c, sizeof(SglangCore))
     c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
+    c.tree.ranks.score, c.tree.ranks.now = eviction, &c.last_start
     wishes_carry(io, &c.admission, &admission)
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(SglRequest))
     if c.req == NULL:

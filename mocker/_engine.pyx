@@ -20,7 +20,7 @@ from mocker._kv cimport Event, Piece, Run, path_reserve, pool_find, pool_init
 from mocker._kv_ranked cimport pool_rank
 from mocker._models cimport CompiledModel, raise_time
 from mocker._offload cimport Offload, offload_error
-from mocker._ranks cimport ranks_init
+from mocker._ranks cimport ranks_reserve
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
 from mocker._spec cimport rng_seed
 from mocker._timing cimport timing_init, timing_use
@@ -93,7 +93,7 @@ cdef class EngineCore:
         c.tokens_per_block = <int32_t>block_size if event_tokens and caching else 0
         if (core_init(c) != ERR_OK
                 or pool_init(&c.pool, num_blocks, caching, capture, <int32_t>block_size) != ERR_OK
-                or (hooks[2] is not None and ranks_init(&c.pool.ranks, num_blocks) != ERR_OK)):
+                or (hooks[2] is not None and ranks_reserve(&c.pool.ranks, num_blocks + 1) != ERR_OK)):
             raise MemoryError
         timing_init(&c.timing, num_blocks, block_size, speedup, decode_speedup)
         pool_rank(&c.pool, hook_of(hooks[2]), &c.last_start)

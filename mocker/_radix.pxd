@@ -2,6 +2,7 @@
 # A page is named by (segment key, depth): a segment lies at one depth and has one history, so this is its whole text.
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._kv cimport Path
+from mocker._ranks cimport Ranks
 
 
 cdef struct Map:                   # open addressing: (key, sub) -> value
@@ -61,6 +62,7 @@ cdef struct Radix:
     Leaf* heap                     # min-heap of evictable leaves by stamp
     int64_t heap_cap
     int64_t heap_used
+    Ranks ranks                    # its counterpart with a score of what is evicted, see `_radix_ranked`
     int32_t* gone                  # [gone_used] slots freed by the last eviction, in order (only if told)
     int64_t gone_cap
     int64_t gone_used
@@ -89,9 +91,17 @@ cdef void radix_stamp(Radix* t, int32_t node) noexcept nogil
 cdef void radix_stamp_at(Radix* t, int32_t node, int64_t tick) noexcept nogil
 cdef void radix_lock(Radix* t, int32_t node, int32_t stop) noexcept nogil
 cdef void radix_unlock(Radix* t, int32_t node) noexcept nogil
+cdef void radix_release(Radix* t, int32_t node, int32_t held) noexcept nogil
 cdef int64_t radix_evict(Radix* t, int64_t tokens) noexcept nogil
 cdef int64_t radix_foreign(Radix* t, int32_t node, int64_t first, uint64_t owner) noexcept nogil
 cdef void radix_path_slots(Radix* t, int32_t node, int32_t* out) noexcept nogil
 cdef int radix_tell(Radix* t, int32_t first) noexcept nogil
 cdef bint tokens_take(Radix* t, int64_t count, int32_t* out) noexcept nogil
 cdef void tokens_give(Radix* t, int32_t* slots, int64_t count) noexcept nogil
+
+
+cdef inline bint chain_open(Radix* t, int32_t node, uint64_t owner) noexcept nogil:
+    """Whether a node is a chain that its only holder may lengthen; with a score, nobody else has ever held it."""
+    cdef Node* x = &t.nodes[node]
+    return (x.chain and x.lock == 1 and x.children == 0 and x.owner == owner
+            and (t.ranks.score.ask == NULL or t.ranks.of[node].releases == 0))

@@ -20,6 +20,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
+from mocker._radix_ranked cimport ranked_first, ranked_gone, ranked_put, ranked_release
+from mocker._ranks cimport rank_cut, ranks_free, ranks_reserve
 
 
 # ---- hash map ---------------------------------------------------------------------------------------------------
@@ -182,6 +184,9 @@ cdef int32_t node_new(Radix* t) noexcept nogil:
         node = <int32_t>t.nodes_used
         t.nodes_used += 1
         memset(&t.nodes[node], 0, sizeof(Node))
+        if t.ranks.score.ask != NULL and ranks_reserve(&t.ranks, t.nodes_used) != ERR_OK:
+            t.error = ERR_MEMORY
+            return 0
     t.nodes[node].alive = 1
     t.nodes[node].n = 0
     t.count += 1
@@ -227,6 +232,7 @@ cdef void radix_free(Radix* t) noexcept nogil:
     free(t.heap)
     free(t.gone)
     free(t.cuts)
+    ranks_free(&t.ranks)
     map_free(&t.table)
 
 
@@ -282,6 +288,9 @@ cdef void leaf_push(Radix* t, int32_t node) noexcept nogil:
     cdef Leaf item
     cdef void* moved
     if node == 0 or t.nodes[node].lock != 0 or t.nodes[node].children != 0:
+        return
+    if t.ranks.score.ask != NULL:
+        ranked_put(t, node)
         return
     if t.heap_used > 2 * t.count + 64:
         heap_sweep(t)
@@ -381,6 +390,8 @@ cdef int32_t split(Radix* t, int32_t node, int32_t at) noexcept nogil:
         memmove(x.slots, x.slots + head, ((x.end - x.start) * t.page - head) * sizeof(int32_t))
     u.parent, u.start, u.end, u.children = x.parent, x.start, at, 1
     u.lock, u.stamp, u.owner, u.chain = x.lock, x.stamp, x.owner, x.chain
+    if t.ranks.score.ask != NULL:
+        rank_cut(&t.ranks, node, upper, 0)
     x.parent, x.start = upper, at
     if (map_set(&t.table, u.keys[0], u.start, upper) != ERR_OK
             or map_set(&t.table, x.keys[0], x.start, node) != ERR_OK):
@@ -465,7 +476,7 @@ cdef int32_t radix_extend(Radix* t, int32_t node, Path* path, int32_t pages, uin
         while path.ends[i] <= depth:
             i += 1
         x = &t.nodes[at]
-        if at == node and depth + 1 == pages and x.chain and x.children == 0 and x.lock == 1 and x.owner == owner:
+        if at == node and depth + 1 == pages and chain_open(t, at, owner):
             if not append(t, at, path, i, pages, slots):
                 t.error = ERR_MEMORY
             t.protected += t.page
@@ -525,6 +536,22 @@ cdef void radix_unlock(Radix* t, int32_t node) noexcept nogil:
         node = t.nodes[node].parent
 
 
+cdef void radix_release(Radix* t, int32_t node, int32_t held) noexcept nogil:
+    """A request gives back the path to a node, which it locks as far as `held`."""
+    radix_unlock(t, held)
+    if t.ranks.score.ask != NULL:
+        ranked_release(t, node)
+
+
+cdef int32_t first_leaf(Radix* t) noexcept nogil:
+    """The leaf to evict, NIL if there is none."""
+    if t.ranks.score.ask != NULL:
+        return ranked_first(t)
+    while t.heap_used > 0 and not evictable_leaf(t, &t.heap[0]):
+        heap_pop(t)
+    return t.heap[0].node if t.heap_used > 0 else NIL
+
+
 cdef void log_cuts(Radix* t, Node* x, int32_t first) noexcept nogil:
     """Note a node's pages from `first` on."""
     cdef int32_t k, low = x.start
@@ -570,17 +597,15 @@ cdef void drop_pages(Radix* t, int32_t node, int32_t count) noexcept nogil:
 
 
 cdef int64_t radix_evict(Radix* t, int64_t tokens) noexcept nogil:
-    """Evict whole leaves, the longest unvisited first, until `tokens` tokens are free; returns how many are."""
+    """Evict whole leaves, the longest unvisited or lowest first, until `tokens` are free; returns how many are."""
     cdef int64_t evicted = 0, count
     cdef int32_t node, up
     cdef Node* x
     t.gone_used = t.cuts_used = 0
     while evicted < tokens:
-        while t.heap_used > 0 and not evictable_leaf(t, &t.heap[0]):
-            heap_pop(t)
-        if t.heap_used == 0:
+        node = first_leaf(t)
+        if node == NIL:
             break
-        node = t.heap[0].node
         x = &t.nodes[node]
         count = x.end - x.start
         if x.chain and (tokens - evicted + t.page - 1) // t.page < count:
@@ -589,10 +614,13 @@ cdef int64_t radix_evict(Radix* t, int64_t tokens) noexcept nogil:
         if count < x.end - x.start:
             drop_pages(t, node, <int32_t>count)
             break
-        heap_pop(t)
+        up = x.parent
+        if t.ranks.score.ask == NULL:
+            heap_pop(t)
+        else:
+            ranked_gone(t, node, up)
         map_delete(&t.table, x.keys[0], x.start)
         drop_pages(t, node, <int32_t>count)
-        up = x.parent
         t.nodes[up].children -= 1
         if t.nodes[up].stamp < x.stamp:
             t.nodes[up].stamp = x.stamp

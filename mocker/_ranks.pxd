@@ -36,10 +36,11 @@ cdef struct Ranks:
 
 
 cdef void ranks_free(Ranks* r) noexcept nogil
-cdef int ranks_init(Ranks* r, int64_t blocks) noexcept nogil
+cdef int ranks_reserve(Ranks* r, int64_t runs) noexcept nogil
 cdef void rank_gone(Ranks* r, int32_t run) noexcept nogil
 cdef void rank_cut(Ranks* r, int32_t run, int32_t low, int32_t at) noexcept nogil
 cdef void rank_add(Ranks* r, int32_t run, int32_t start) noexcept nogil
+cdef void rank_put(Ranks* r, int32_t run, int64_t sequence) noexcept nogil
 cdef void rank_remove(Ranks* r, int32_t run) noexcept nogil
 cdef void release_begin(Ranks* r) noexcept nogil
 cdef void release_held(Ranks* r, int32_t run) noexcept nogil

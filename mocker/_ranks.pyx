@@ -13,7 +13,7 @@ Costs: a score for each stretch released; O(log runs) for each run in or out of 
 pool's queue.
 """
 from libc.math cimport INFINITY, isnan
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 
 from mocker._common cimport ERR_HOOK, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t
 
@@ -99,16 +99,23 @@ cdef void rank_add(Ranks* r, int32_t run, int32_t start) noexcept nogil:
     push(r, run)
 
 
+cdef void rank_put(Ranks* r, int32_t run, int64_t sequence) noexcept nogil:
+    """Put a run in its place by its key and a sequence number of the caller's."""
+    rank_remove(r, run)
+    r.of[run].sequence, r.of[run].start = sequence, 0
+    push(r, run)
+
+
 # ---- runs -------------------------------------------------------------------------------------------------------
 
-cdef int ranks_init(Ranks* r, int64_t blocks) noexcept nogil:
-    """Ranks for a pool of so many blocks, in zeroed memory."""
-    cdef int64_t i
-    r.cap = blocks + 1
-    r.of = <Rank*>malloc(r.cap * sizeof(Rank))
-    if r.of == NULL:
+cdef int ranks_reserve(Ranks* r, int64_t runs) noexcept nogil:
+    """Ranks for so many runs; of a structure in zeroed memory at first."""
+    cdef int64_t i = r.cap
+    cdef void* moved = grown(r.of, &r.cap, runs, sizeof(Rank))
+    if moved == NULL:
         return ERR_MEMORY
-    for i in range(r.cap):
+    r.of = <Rank*>moved
+    for i in range(i, r.cap):
         r.of[i].place = NIL
         rank_gone(r, <int32_t>i)
     return ERR_OK

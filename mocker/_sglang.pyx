@@ -18,7 +18,7 @@ from mocker._collect cimport gaps_add
 from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport spread_add
 from mocker._kv cimport path_free
-from mocker._radix cimport Node, map_free, map_init, radix_free, radix_init
+from mocker._radix cimport Node, chain_open, map_free, map_init, radix_free, radix_init
 from mocker._sglang_admission cimport LPM_LIMIT, clipped, extra_tokens, hopeless, paged
 from mocker._sglang_events cimport told_init
 from mocker._sglang_pass cimport run_pass
@@ -198,8 +198,7 @@ cdef int64_t plain_steps(SglangCore* c) noexcept nogil:
         if r.cached != r.full or r.last_ms != c.last_emit:
             return 0
         x = &c.tree.nodes[r.node]
-        if (c.capture or not x.chain or x.lock != 1 or x.children != 0 or x.owner != r.owner
-                or x.keys[x.n - 1] != r.own_key):
+        if c.capture or not chain_open(&c.tree, r.node, r.owner) or x.keys[x.n - 1] != r.own_key:
             room = (r.full + <int64_t>1) * c.page - r.len - 1      # tokens before the page is full
             if room < steps:
                 steps = room

@@ -17,6 +17,7 @@ from mocker._kv cimport Event, Piece, path_reserve
 from mocker._models cimport CompiledModel, raise_time, refuse_mixed
 from mocker._paths cimport PathTable
 from mocker._radix cimport Node, Radix, map_find, radix_foreign
+from mocker._radix_ranked cimport radix_rank
 from mocker._sglang cimport (
     SGL_FREE, SGL_HELD, SGL_PENDING, SGL_PREBUILT, SGL_RESERVED, SGL_RETRACTED, SGL_RUNNING, SGL_WAITING, SglangCore,
     SglRequest, sgl_activate, sgl_active_blocks, sgl_drop, sgl_enqueue, sgl_enqueue_source, sgl_forward, sgl_free,
@@ -65,7 +66,7 @@ cdef class SglangEngine:
     timing : CompiledModel, optional
         Asked how long passes take, in place of the polynomial.
     hooks : tuple of ScoreHook or None
-        Scores of who is retracted and of who is admitted, see `mocker.hooks`.
+        Scores of who is retracted, who is admitted and what is evicted, see `mocker.hooks`.
     """
 
     def __cinit__(self, *, int64_t page, int64_t total, int64_t max_seqs, int64_t max_prefill, int64_t chunk,
@@ -94,6 +95,8 @@ cdef class SglangEngine:
         self.worker_id, self.timing, self.hooks = worker_id, timing, hooks
         c.victim = hook_of(hooks[0])
         admission_use(&c.admission, hooks[1])
+        if radix_rank(&c.tree, hook_of(hooks[2]), &c.last_start) != ERR_OK:
+            raise MemoryError
         if timing is not None:
             refuse_mixed(timing, "SGLang's engine")
             timing_use(&c.timing, &timing.model)
@@ -102,11 +105,12 @@ cdef class SglangEngine:
         sgl_free(&self.c)
 
     cdef int raise_error(self) except -1:
-        if self.c.error == ERR_MEMORY or self.c.tree.error == ERR_MEMORY:
+        cdef int error = self.c.error or self.c.tree.error
+        if error == ERR_MEMORY:
             raise MemoryError("the engine ran out of memory")
-        if self.c.error == ERR_TIME:
+        if error == ERR_TIME:
             raise_time(self.timing)
-        if self.c.error == ERR_HOOK:
+        if error == ERR_HOOK:
             raise_score(self.hooks)
         return 0
 
@@ -420,6 +424,8 @@ cdef class SglangEngine:
                 raise AssertionError(f"node {i}: pages {x.start} to {x.end} under page {t.nodes[x.parent].end}")
             if map_find(&t.table, x.keys[0], x.start) != i:
                 raise AssertionError(f"node {i} is not found by its first page")
+            if t.ranks.score.ask != NULL and x.lock == 0 and x.children == 0 and t.ranks.of[i].place == NIL:
+                raise AssertionError(f"node {i} could be evicted, and is not in the heap")
             if x.lock > 0:
                 protected += (x.end - x.start) * c.page
             else:
@@ -429,6 +435,9 @@ cdef class SglangEngine:
         for i in range(t.nodes_used):
             if t.nodes[i].alive and t.nodes[i].children != children.get(i, 0):
                 raise AssertionError(f"node {i}: {t.nodes[i].children} children, {children.get(i, 0)} found")
+        for i in range(1, t.ranks.heap_used):
+            if t.ranks.of[t.ranks.heap[i]].key < t.ranks.of[t.ranks.heap[(i - 1) // 2]].key:
+                raise AssertionError(f"place {i} of the heap is out of order")
         if nodes != t.count or t.table.used != nodes:
             raise AssertionError(f"{nodes} nodes, {t.count} counted, {t.table.used} in the table")
         if evictable != t.evictable or protected != t.protected:

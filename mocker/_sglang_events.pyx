@@ -22,7 +22,7 @@ from mocker._hash cimport chain_hash
 from mocker._kv cimport Event, Path, Piece
 from mocker._radix cimport (
     Node, map_delete, map_find, map_init, map_set, radix_evict, radix_extend, radix_foreign, radix_lock,
-    radix_path_slots, radix_stamp, radix_tell, radix_unlock, tokens_give)
+    radix_path_slots, radix_release, radix_stamp, radix_tell, tokens_give)
 from mocker._sglang cimport SGL_FREE, SGL_RESERVED, SglangCore, SglRequest, Stretch
 from mocker._sglang_requests cimport indices
 
@@ -451,13 +451,13 @@ cdef void abandon(SglangCore* c, SglRequest* r) noexcept nogil:
     free_slots(c, r.slots + first if c.tree.told else NULL, r.computed - first)
     if c.capture and not c.tree.told:
         withdraw_path(c, &r.path, <int32_t>(first // c.page), r.advertised)
-    radix_unlock(&c.tree, r.node)
+    radix_release(&c.tree, r.node, r.node)
 
 
 cdef void clean_up(SglangCore* c, SglRequest* r) noexcept nogil:
     """Cache the whole pages of a completed request and free the rest of what it holds."""
     cdef int64_t pages = r.full, rest = r.computed - pages * c.page, copies
-    cdef int32_t node
+    cdef int32_t node = r.node
     if rest > 0:
         free_slots(c, r.slots + pages * c.page if c.tree.told else NULL, rest)
     if r.node == NIL:
@@ -470,7 +470,7 @@ cdef void clean_up(SglangCore* c, SglRequest* r) noexcept nogil:
         if copies > 0 and c.capture and not c.tree.told:
             withdraw_copies(c, r, node)
         free_slots(c, c.scratch, copies)
-    radix_unlock(&c.tree, r.node)
+    radix_release(&c.tree, node, r.node)
 
 
 cdef void evict(SglangCore* c, int64_t tokens) noexcept nogil:

@@ -359,4 +359,4 @@ cdef void run_pass(SglangCore* c, double now) noexcept nogil:
         c.ratio = c.min_ratio
     end_stuck(c, ratio == c.ratio)
     if c.tree.error or c.fresh.error:
-        c.error = ERR_MEMORY
+        c.error = c.tree.error or c.fresh.error

@@ -14,8 +14,8 @@ from mocker._common cimport (
     uint64_t)
 from mocker._core cimport Signal
 from mocker._radix cimport (
-    map_delete, map_find, map_set, radix_extend, radix_lock, radix_match, radix_path_slots, radix_stamp, radix_unlock,
-    tokens_give, tokens_take)
+    map_delete, map_find, map_set, radix_extend, radix_lock, radix_match, radix_path_slots, radix_release, radix_stamp,
+    radix_unlock, tokens_give, tokens_take)
 from mocker._sglang cimport (
     ROLE_DESTINATION, ROLE_PLAIN, ROLE_SOURCE, SGL_FREE, SGL_HELD, SGL_PENDING, SGL_PREBUILT, SGL_RESERVED,
     SGL_RUNNING, SglangCore, SglRequest)
@@ -172,7 +172,7 @@ cdef void request_drop(SglangCore* c, int32_t slot) noexcept nogil:
         pending_sweep(c)
         c.generation += 1
     elif r.status == SGL_RESERVED:
-        radix_unlock(&c.tree, r.node)
+        radix_release(&c.tree, r.node, r.node)
         first = r.prefix
         tokens_give(&c.tree, r.slots + first if c.tree.told else NULL, r.alloc - first)
         c.n_reserved -= 1

@@ -337,7 +337,7 @@ cdef class Workers:
             g = <SglangCore*>self.cores[worker]
             v.end_ms, v.last_start, v.count, v.n_waiting = g.end_ms, g.last_start, g.count, g.n_waiting
             v.made, v.completed, v.admitted, v.passes = g.made, g.completed, g.admitted, g.passes
-            v.preempted, v.worked, v.steady, v.error = g.preempted, g.admitted > 0, g.steady, g.error
+            v.preempted, v.worked, v.steady, v.error = g.preempted, g.admitted > 0, g.steady, g.error or g.tree.error
             v.ended, v.ended_used = g.notes, g.notes_used
             return
         c = <Core*>self.cores[worker]

@@ -135,7 +135,8 @@ class EvictionScore(EngineScore):
     As `MockEngineArgs(eviction_score=...)`. When a request gives its blocks back, those that nobody else holds become
     evictable: they are the end of its sequence. They fall into stretches of blocks with equally many hits, and each
     stretch is scored once, then. It is evicted from its end; a block counts with at least the highest score that was
-    given to blocks which continue it, since those go first.
+    given to blocks which continue it, since those go first. SGLang: blocks are pages, and of equal ones the longest
+    unvisited end of its radix tree goes.
 
     Attributes
     ----------

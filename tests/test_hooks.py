@@ -133,11 +133,9 @@ def test_equal_scores_change_nothing(name):
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
     if name == "lpm":
         common |= {"engine": "sglang", "sglang": SglangArgs(schedule_policy="lpm")}
-    scores = {"admission_score": compiled_nine(in_order)}
+    scores = {"admission_score": compiled_nine(in_order), "eviction_score": compiled(nothing)}
     if name != "trtllm":
         scores["victim_score"] = nothing
-    if common.get("engine") != "sglang":
-        scores["eviction_score"] = compiled(nothing)
     for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
         plain = simulate(trace(4), extra_engine_args=small(**common), **more)
         same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
@@ -151,10 +149,9 @@ def test_equal_scores_change_nothing(name):
 def test_scores_do_not_depend_on_the_way_to_replay(name):
     """Compiled and in Python, with and without fast-forward, in one go, in pieces and from a copy."""
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
+    common["eviction_score"] = keep_shared
     if name != "trtllm":
         common["victim_score"] = oldest
-    if name != "sglang":
-        common["eviction_score"] = keep_shared
     results = []
     for score in (shortest, patient):
         args = small(**common, admission_score=score)
@@ -190,13 +187,13 @@ def test_admission_without_time_or_cache(name, more):
     assert told == {(0, 0)}
 
 
-@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "disagg"])
+@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang", "disagg", "disagg_sglang"])
 def test_scores_of_evictions(name):
     """Equal scores give the built-in order; what was of use stays; the books are in order."""
     def arguments(score):
-        if name == "disagg":
+        if name.startswith("disagg"):
             return {k: v.replace(num_gpu_blocks=44, eviction_score=score) if k.endswith("args") else v
-                    for k, v in disagg("vllm").items()}
+                    for k, v in disagg(name[7:] or "vllm").items()}
         return {"extra_engine_args": small(**{"num_gpu_blocks": 44, **ENGINES.get(name, {"engine": name})},
                                            eviction_score=score)}
 
@@ -207,7 +204,7 @@ def test_scores_of_evictions(name):
     assert kept.report["prefix_cache_reused_ratio"] > plain.report["prefix_cache_reused_ratio"]
     sim = open_simulation(work, **arguments(keep_shared))
     while sim.step():
-        if name in ("vllm", "trtllm"):         # rules put off some of the books in replays
+        if name in ("vllm", "trtllm", "sglang"):               # rules put off some of the books in replays
             sim._cluster.engines[0].check()
     same(sim.result(), kept)
 
@@ -274,14 +271,14 @@ def test_errors_come_out():
             simulate(trace(4), num_workers=2, router_mode=RoutingScore(function), extra_engine_args=small())
         for more in (*ENGINES.values(), {"engine": "trtllm"}):
             for score in ("victim_score", "admission_score", "eviction_score"):
-                if (score == "victim_score" and "trtllm" in more.values()) or (
-                        score == "eviction_score" and "sglang" in more.values()):
+                if score == "victim_score" and "trtllm" in more.values():
                     continue
                 with pytest.raises(kind, match=message):
                     simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
         for more in ({"extra_engine_args": small(admission_score=function)},
                      {"extra_engine_args": small("sglang", admission_score=function)},
                      {"extra_engine_args": small(num_gpu_blocks=40, eviction_score=function), "num_workers": 2},
+                     {"extra_engine_args": small("sglang", num_gpu_blocks=40, eviction_score=function)},
                      {"router_mode": RoutingScore(function), "extra_engine_args": small(), "num_workers": 2}):
             sim = open_simulation(trace(4), **more)
             with pytest.raises(kind, match=message):
@@ -309,7 +306,6 @@ def test_errors_come_out():
             ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
             ({"num_g2_blocks": 10, "admission_score": in_order}, "cannot be combined"),
             ({"num_g2_blocks": 10, "eviction_score": nothing}, "cannot be combined"),
-            ({"engine_type": "sglang", "eviction_score": nothing}, "evicted by last use"),
             ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
              "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:
         with pytest.raises(ValueError, match=message):

@@ -82,9 +82,10 @@ def test_rules():
 
 def test_sglang():
     retracted = 0
-    for seed in range(100):
+    for seed in [*range(100), 1107, 1147, 1510, 1559]:         # the last ones: scores that fall behind the heap's order
         rng, script = random.Random(seed), sglang_script(seed)
-        scores = {"victim": rng.choice(VICTIMS), "admission": rng.choice(TIMED)}
+        scores = {"victim": rng.choice(VICTIMS), "admission": rng.choice(TIMED),
+                  "eviction": rng.choice(EVICTIONS[2 * (seed > 100):])}
         args = MockEngineArgs.from_json(json.dumps(script["args"]))
         core = create_engine_core(args.replace(**{f"{k}_score": v for k, v in scores.items()}), capture_kv_events=True)
         steps = run_steps(core, script, True)["steps"]

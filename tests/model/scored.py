@@ -1,5 +1,6 @@
 """The models with scores of users: who is preempted, who is admitted, what is evicted."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from typing import Any
 from .core import ModelCore, Request
 from .kv import KvPool, Lineage
 from .sequence import Block, Full, Partial, ceil_div
+from .sglang import Node, SglangModel, Tree
 from .sglang import Request as SglangRequest
-from .sglang import SglangModel
 from .vllm_rules import Block as RulesBlock
 from .vllm_rules import Pool as RulesPool
 from .vllm_rules import Request as RulesRequest
@@ -210,12 +211,29 @@ class ScoredRules(RulesModel):
         return min(order, key=lambda r: self.victim(r.prompt, r.gen, len(r.out), r.preemptions, len(r.held)))
 
 
+class ScoredTree(Tree):
+    """Of the leaves that nobody locks the one with the lowest score goes first; its parent takes over a higher one."""
+
+    def _split(self, node: Node, at: int) -> Node:
+        upper = super()._split(node, at)
+        upper.rank = copy.copy(node.rank)
+        return upper
+
+    def _first(self, leaves: list[Node]) -> Node:
+        victim = min(leaves, key=lambda n: (n.rank.key, n.time))
+        if victim.parent is not self.root:
+            victim.parent.rank.key = max(victim.parent.rank.key, victim.rank.key)
+        return victim
+
+
 class ScoredSglang(SglangModel):
     """The same of `SglangModel`; a prompt that is being computed in chunks stays first."""
 
-    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score) -> None:
+    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score, eviction: Score) -> None:
         super().__init__(args, worker_id)
-        self.victim, self.admission = victim, admission
+        self.victim, self.admission, self.eviction, self.releases = victim, admission, eviction, 0
+        if eviction is not None:
+            self.tree = ScoredTree(self.total, self.page)
         self.told: dict[int, tuple[int, float]] = {}
         self.retracted: dict[int, int] = {}
         self.end_ms = self.now_ms = 0.0
@@ -229,6 +247,45 @@ class ScoredSglang(SglangModel):
         step = super().execute_pass(now)
         self.end_ms = step["end_ms"]
         return step
+
+    def _reach(self, node: Node, held: Node) -> None:
+        """A request holds, or has cached, the path from `held` on down to `node`."""
+        while self.eviction is not None and node is not held:
+            if hasattr(node, "rank"):
+                node.rank.hits += 1
+            else:
+                node.rank = Rank()
+            node = node.parent
+
+    def _allocate(self, r: SglangRequest, end: int) -> int | None:
+        first = not r.slots
+        done = super()._allocate(r, end)
+        if first and done is not None:
+            self._reach(r.node, self.tree.root)
+        return done
+
+    def _cache(self, r: SglangRequest) -> None:
+        held = r.node
+        super()._cache(r)
+        self._reach(r.node, held)
+
+    def _release(self, r: SglangRequest, node: Node) -> None:
+        self._reach(node, r.node)
+        super()._release(r, node)
+        if self.eviction is None or node is self.tree.root:
+            return
+        self.releases += 1
+        freed = []
+        while node is not self.tree.root:
+            freed += [node] if node.lock == 0 else []
+            node = node.parent
+        for hits, group in itertools.groupby(freed, key=lambda n: n.rank.hits):
+            stretch = list(group)
+            before = len(self.tree.path(stretch[-1].parent)) // self.page
+            blocks = sum(len(n.key) for n in stretch) // self.page
+            key = self.eviction(int(self.now_ms * 1000.0), self.releases, before, blocks, hits)
+            for n in stretch:
+                n.rank.key = key
 
     def _may_admit(self) -> bool:
         return self.admission is None or bool(self.waiting[0].slots) or to_front(self.waiting, self._waits)

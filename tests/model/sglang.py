@@ -124,13 +124,16 @@ class Tree:
             node.lock += by
             node = node.parent
 
+    def _first(self, leaves: list[Node]) -> Node:
+        return min(leaves, key=lambda n: n.time)
+
     def evict(self, want: int) -> list[int]:
         gone: list[int] = []
         while len(gone) < want:
             leaves = [n for n in self.nodes() if not n.children and n.lock == 0]
             if not leaves:
                 break
-            victim = min(leaves, key=lambda n: n.time)
+            victim = self._first(leaves)
             gone += victim.slots
             self.free += victim.slots
             del victim.parent.children[tuple(victim.key[:self.page])]
@@ -319,15 +322,20 @@ class SglangModel:
             r.node, r.cached = node, full
 
     def _finish(self, r: Request) -> None:
-        full = self._floor(len(r.text))
+        full, node = self._floor(len(r.text)), r.node
         self._free(r.slots[full:])
         if full:
             text = r.text[:full]
             self._stored(text, r.slots[:full], r.cached)
             self.tree.insert(text, r.slots)
-            kept = self.tree.path(self.tree.match(text)[1])
+            node = self.tree.match(text)[1]
+            kept = self.tree.path(node)
             self._free([s for at in range(0, full, self.page) for s in r.slots[at:at + self.page]
                         if kept[at + self.page - 1] != r.slots[at + self.page - 1]])
+        self._release(r, node)
+
+    def _release(self, r: Request, node: Node) -> None:
+        """A request gives back the path to a node, which it locks as far as its own."""
         self.tree.lock(r.node, -1)
 
     def _may_admit(self) -> bool:
@@ -348,7 +356,7 @@ class SglangModel:
             victim = self._victim()
             self.running.remove(victim)
             self._free(victim.slots[victim.cached:])
-            self.tree.lock(victim.node, -1)
+            self._release(victim, victim.node)
             victim.slots, victim.node, victim.cached, victim.reserved = [], None, 0, 0
             retracted.append(victim)
         self._evict(len(self.running) - len(self.tree.free))
