@@ -4,6 +4,7 @@ from mocker._core cimport Core
 from mocker._kv cimport Path
 from mocker._offload_blocks cimport Block, BlockSet, Catalog, Spans
 from mocker._offload_links cimport Link
+from mocker._offload_marks cimport Marks
 from mocker._offload_tiers cimport Tier
 from mocker._record cimport Timeline
 
@@ -121,11 +122,11 @@ cdef struct Offload:               # tiers of one worker
     int64_t block_bytes
     int64_t batch_size
     int32_t min_seen               # times that a block is evicted from the GPU until it is copied
-    BlockSet* seen                 # [min_seen - 1] blocks evicted so many times, and not copied
+    Marks seen                     # how often blocks were evicted and not copied
     bint through                   # write-through: blocks are copied when they are computed
     Spans fresh                    # registered on the GPU, to be copied then
     double fresh_at                # ms, infinity: nobody knows yet
-    BlockSet moving                # write-through: what is copied to the host; holder: lease with its slot, NIL: none
+    Marks moving                   # write-through: what is copied to the host: lease with its slot + 2, 1: none
     double now                     # ms, in whole microseconds
     double at                      # the same as it is
     Catalog catalog                # unless the world's is used

@@ -20,6 +20,7 @@ from mocker._offload_blocks cimport Block, Cursor, catalog_free, set_discard, se
 from mocker._offload_down cimport arrived, copy_down, shared_drain, write_through
 from mocker._offload_leases cimport append_all, delist, lane_pump, lease_drop
 from mocker._offload_links cimport Link, Transfer, link_free, link_next, link_pass
+from mocker._offload_marks cimport marks_free
 from mocker._offload_tiers cimport tier_add, tier_free
 from mocker._offload_up cimport offload_finish, pump_staged
 from mocker._record cimport timeline_below
@@ -82,11 +83,9 @@ cdef void offload_free(Offload* o) noexcept nogil:
     free(o.parked)
     free(o.done)
     free(o.ready)
-    for i in range(o.min_seen - 1):
-        set_free(&o.seen[i])
-    free(o.seen)
+    marks_free(&o.seen)
     free(o.fresh.items)
-    set_free(&o.moving)
+    marks_free(&o.moving)
     free(o.waits)
 
 

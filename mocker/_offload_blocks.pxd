@@ -5,7 +5,6 @@ from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint64_t
 cdef struct Block:                 # one block of a segment
     uint64_t key
     int32_t at                     # offset in the segment
-    int32_t holder                 # what a set notes of it; says nothing about which block it is
 
 
 cdef struct Span:                  # `count` blocks of a segment that follow each other
@@ -64,7 +63,6 @@ cdef struct Catalog:               # every segment that was ever resident
 cdef bint spans_add(Spans* s, Span part, int64_t cut) noexcept nogil
 cdef bint spans_next(Spans* s, Cursor* c, int64_t want, Span* part) noexcept nogil
 cdef bint set_has(BlockSet* s, Block b) noexcept nogil
-cdef Block* set_find(BlockSet* s, Block b) noexcept nogil
 cdef bint set_add(BlockSet* s, Block b) noexcept nogil
 cdef void set_discard(BlockSet* s, Block b) noexcept nogil
 cdef void set_free(BlockSet* s) noexcept nogil
@@ -88,7 +86,7 @@ cdef inline bint same_block(Block a, Block b) noexcept nogil:
 cdef inline Block span_block(Span* s, int32_t i) noexcept nogil:
     """Its i-th block."""
     cdef Block b
-    b.key, b.at, b.holder = s.key, s.at + s.step * i, NIL
+    b.key, b.at = s.key, s.at + s.step * i
     return b
 
 

@@ -77,15 +77,6 @@ cdef bint set_has(BlockSet* s, Block b) noexcept nogil:
     return s.used > 0 and s.full[set_place(s, b)]
 
 
-cdef Block* set_find(BlockSet* s, Block b) noexcept nogil:
-    """The set's own note of a block; NULL if it is not there."""
-    cdef uint64_t at
-    if s.used == 0:
-        return NULL
-    at = set_place(s, b)
-    return &s.items[at] if s.full[at] else NULL
-
-
 cdef bint set_grow(BlockSet* s) noexcept nogil:
     cdef uint64_t places = 2 * (s.mask + 1) if s.items != NULL else 64
     cdef uint64_t i, at

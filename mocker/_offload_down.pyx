@@ -10,10 +10,11 @@ from mocker._kv cimport Piece, Pool, pool_find
 from mocker._offload cimport (
     LEASE_G2, LEASE_THROUGH, Lane, Lease, Offload, Shared, offload_sync, offload_tells, offload_tick)
 from mocker._offload_blocks cimport (
-    Block, Cursor, Span, Spans, set_add, set_find, set_has, span_block, span_of, span_part, spans_clear, spans_next)
+    Block, Cursor, Span, Spans, set_has, span_block, span_of, span_part, spans_clear, spans_next)
 from mocker._offload_leases cimport (
     append, enlist, lane_add, lane_mark, lane_pump, lease_drop, lease_new, list_ready, pump_shared, slots_read)
 from mocker._offload_links cimport Transfer, link_pass
+from mocker._offload_marks cimport Marks, marks_look, marks_set
 from mocker._offload_tiers cimport (
     tier_has, tier_look, tier_pin, tier_register, tier_room, tier_unpin)
 from mocker._offload_up cimport staged_up
@@ -36,49 +37,64 @@ cdef void arrived(Offload* o, Transfer* t) noexcept nogil:
         slots_read(o, t.place, t.first, t.count)
 
 
-cdef bint seen_enough(Offload* o, Block b) noexcept nogil:
-    """Whether a block that is evicted once more has been so often enough."""
-    cdef int32_t i
-    for i in range(o.min_seen - 1):
-        if not set_has(&o.seen[i], b):
-            if not set_add(&o.seen[i], b):
-                o.error = ERR_MEMORY
-            return False
-    return True
+cdef void mark(Offload* o, Marks* m, Span* part, int64_t value) noexcept nogil:
+    if not marks_set(m, part, value):
+        o.error = ERR_MEMORY
 
 
-cdef inline bint seen_before(Offload* o, Block b) noexcept nogil:
-    """Whether the next eviction of a block would be enough."""
-    cdef int32_t i
-    for i in range(o.min_seen - 1):
-        if not set_has(&o.seen[i], b):
-            return False
-    return True
+cdef int32_t asked(Offload* o, Span* part, int32_t n, int32_t place, int64_t* claims, bint* skip) noexcept nogil:
+    """Blocks from the first of `n` evicted ones on of which all are left out, or none.
+
+    Left out are those that are asked for already, and those that were not seen often enough. If the slot of one is
+    being read, lease `place` holds it until then.
+    """
+    cdef Span one = span_part(part, 0, n)
+    cdef int64_t value
+    skip[0] = False
+    if o.pending.used > 0:
+        skip[0] = set_has(&o.pending, span_block(part, 0))
+        n = 1
+        while n < one.count and set_has(&o.pending, span_block(part, n)) == skip[0]:
+            n += 1
+        one.count = n
+        if skip[0]:
+            return n
+    if o.moving.blocks > 0:
+        one.count = marks_look(&o.moving, &one, &value)
+        if value == 1:
+            claims[0] += one.count
+            mark(o, &o.moving, &one, place + 2)
+        if value > 0:
+            skip[0] = True
+            return one.count
+    if o.min_seen > 1:
+        one.count = marks_look(&o.seen, &one, &value)
+        if value < o.min_seen - 1:
+            skip[0] = True
+            mark(o, &o.seen, &one, value + 1)
+    return one.count
 
 
-cdef inline bint claimed(Offload* o, Block b, int32_t place, int64_t* claims) noexcept nogil:
-    """Whether a block that is evicted is copied already; if its slot is read, the lease holds it until then."""
-    cdef Block* note = set_find(&o.moving, b)
-    if note == NULL:
-        return False
-    if note.holder == NIL:
-        note.holder = place
-        claims[0] += 1
-    return True
+cdef int32_t asked_early(Offload* o, Span* part, int32_t n, bint* skip) noexcept nogil:
+    """`asked` of blocks that are still on the GPU; the next eviction has to be one too many."""
+    cdef Span one = span_part(part, 0, n)
+    cdef int64_t value
+    skip[0] = False
+    if o.moving.blocks > 0:
+        one.count = marks_look(&o.moving, &one, &value)
+        skip[0] = value > 0
+    if o.min_seen > 1 and not skip[0]:
+        one.count = marks_look(&o.seen, &one, &value)
+        skip[0] = value < o.min_seen - 1
+    return one.count
 
 
-cdef void move(Offload* o, Spans* list, Span part, int32_t holder) noexcept nogil:
+cdef void move(Offload* o, Spans* list, Span part, int64_t value) noexcept nogil:
     """Ask for blocks to be copied to the host, which has promised their slots."""
-    cdef int32_t i
-    cdef Block b
     append(o, list, part, o.batch_size)
     o.g2.reserved += part.count
     if o.through:
-        for i in range(part.count):
-            b = span_block(&part, i)
-            b.holder = holder
-            if not set_add(&o.moving, b):
-                o.error = ERR_MEMORY
+        mark(o, &o.moving, &part, value)
 
 
 cdef void write_through(Offload* o) noexcept nogil:
@@ -104,14 +120,11 @@ cdef void write_through(Offload* o) noexcept nogil:
         while part.count > 0 and room > 0:
             n = tier_look(&o.g2, &part, &there)
             if not there:
-                if o.moving.used > 0 or o.min_seen > 1:
-                    n = 1
-                    there = (set_find(&o.moving, span_block(&part, 0)) != NULL
-                             or not seen_before(o, span_block(&part, 0)))
+                n = asked_early(o, &part, n, &there)
                 if not there:
-                    n = min(n, <int32_t>min(room, part.count))
+                    n = <int32_t>min(n, room)
                     room -= n
-                    move(o, &e.blocks, span_part(&part, 0, n), NIL)
+                    move(o, &e.blocks, span_part(&part, 0, n), 1)
             part = span_part(&part, n, part.count - n)
     spans_clear(&o.fresh)
     o.fresh_at = INFINITY
@@ -148,15 +161,11 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
             n = tier_look(&o.g2, &part, &there)
             fits = 0
             if not there:
-                if o.pending.used > 0 or o.moving.used > 0 or o.min_seen > 1:
-                    n = 1
-                    there = (set_has(&o.pending, span_block(&part, 0))
-                             or claimed(o, span_block(&part, 0), place, &claims)
-                             or not seen_enough(o, span_block(&part, 0)))
+                n = asked(o, &part, n, place, &claims, &there)
                 if not there:
                     fits = n if n < room else <int32_t>room
             if fits > 0:
-                move(o, &e.blocks, span_part(&part, 0, fits), place)
+                move(o, &e.blocks, span_part(&part, 0, fits), place + 2)
                 room -= fits
             if remember and fits < n:
                 append(o, &e.other, span_part(&part, fits, n - fits), 0)

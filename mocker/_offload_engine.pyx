@@ -4,7 +4,6 @@
 Everything that happens in a simulation is in `_offload` and `_offload_pass`.
 """
 from libc.math cimport INFINITY
-from libc.stdlib cimport calloc
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from mocker._engine cimport EngineCore
 from mocker._offload cimport (
     LEASE_FREE, LEASE_G2, LEASE_UP, Lease, Offload, World, offload_deadline, offload_free, offload_init,
     world_free, world_init)
-from mocker._offload_blocks cimport BlockSet, Catalog
+from mocker._offload_blocks cimport Catalog
 from mocker._offload_links cimport Link, link_init, link_next
 from mocker._offload_pass cimport tiers_make_room
 from mocker._offload_tiers cimport Run, Tier, tier_init
@@ -111,9 +110,6 @@ cdef class OffloadWorld:
         link_init(&o.up, g2_to_g1, latency[1])
         offload_init(o)
         o.g2.policy, o.min_seen = POLICIES.index(policy), min_seen
-        o.seen = <BlockSet*>calloc(min_seen, sizeof(BlockSet))
-        if o.seen == NULL:
-            raise MemoryError
         self.w.workers[o.worker] = o
         self.w.n_workers += 1
         self.attached.append(tiers)
@@ -258,8 +254,8 @@ cdef class OffloadTiers:
         """Verify the tiers' books; AssertionError says what is wrong. O(everything)."""
         cdef World* w = &self.world.w
         check_tier("host", &self.o.g2)
-        if self.o.moving.used > 0 and link_next(&self.o.down) == INFINITY:
-            raise AssertionError(f"{self.o.moving.used} blocks are said to move to the host, and nothing does")
+        if self.o.moving.blocks > 0 and link_next(&self.o.down) == INFINITY:
+            raise AssertionError(f"{self.o.moving.blocks} blocks are said to move to the host, and nothing does")
         if w.g3.there:
             check_tier("disk", &w.g3.pool)
 

@@ -8,8 +8,9 @@ from libc.string cimport memset
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._offload cimport LEASE_FREE, STAGE_NONE, UP_PENDING, Batch, Lane, Lease, Offload, Shared
 from mocker._offload_blocks cimport (
-    Block, BlockSet, Span, Spans, set_add, set_discard, set_find, span_block, spans_add, spans_clear)
+    BlockSet, Span, Spans, set_add, set_discard, span_block, span_part, spans_add, spans_clear)
 from mocker._offload_links cimport link_start
+from mocker._offload_marks cimport marks_look, marks_set
 from mocker._offload_tiers cimport tier_take, tier_unpin
 
 
@@ -208,21 +209,23 @@ cdef void lane_mark(Offload* o, Lane* lane) noexcept nogil:
 
 cdef void slots_read(Offload* o, int32_t place, int64_t first, int64_t count) noexcept nogil:
     """A batch of a lease needs its blocks' GPU slots no more: who was evicted meanwhile can give them up."""
-    cdef Spans* list = &o.leases[place].blocks
-    cdef Block* note
     cdef Lease* other
-    cdef int64_t i
-    cdef int32_t k, holder
+    cdef Span left, part
+    cdef int64_t i, holder
     for i in range(first, first + count):
-        for k in range(list.items[i].count):
-            note = set_find(&o.moving, span_block(&list.items[i], k))
-            holder = note.holder
-            set_discard(&o.moving, note[0])
-            if holder != NIL and holder != place:
+        left = o.leases[place].blocks.items[i]
+        while left.count > 0:
+            part = left
+            part.count = marks_look(&o.moving, &left, &holder)
+            left = span_part(&left, part.count, left.count - part.count)
+            if not marks_set(&o.moving, &part, 0):
+                o.error = ERR_MEMORY
+            holder -= 2
+            if holder >= 0 and holder != place:
                 other = &o.leases[holder]
-                other.outstanding -= 1
-                other.freed += 1
-                list_ready(o, holder)
+                other.outstanding -= part.count
+                other.freed += part.count
+                list_ready(o, <int32_t>holder)
 
 
 cdef void pump_shared(Offload* o) noexcept nogil:

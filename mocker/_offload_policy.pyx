@@ -10,14 +10,13 @@ among the runs whose last block may go. A use is a promotion to the GPU.
 - Belady: the segment whose next request in the trace is farthest, or never comes. It knows the order of the worker's
   requests; a request counts as to come until a later one is looked at for admission.
 
-Costs: O(log runs) a run; S3-FIFO O(1) a block; Belady O(segments of a path * log requests) a request.
+Costs: O(log runs) a run; Belady O(segments of a path * log requests) a request.
 """
-from libc.stdlib cimport free
-
-from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t, uint64_t
-from mocker._offload_blocks cimport Block, catalog_number, set_add, set_discard, set_free, set_has, span_block
+from mocker._common cimport ERR_MEMORY, NIL, int32_t, int64_t, uint64_t
+from mocker._offload_blocks cimport Span, catalog_number, span_part
+from mocker._offload_marks cimport marks_free, marks_look, marks_set
 from mocker._offload_tiers cimport (
-    EVICT_BELADY, EVICT_LFU, EVICT_S3FIFO, Future, Run, heap_put, heap_renew, heap_take, set_ticks)
+    EVICT_BELADY, EVICT_LFU, EVICT_S3FIFO, Future, Run, heap_put, heap_renew, heap_take, run_split, set_ticks)
 
 cdef enum:
     MOST_USES = 255
@@ -62,26 +61,44 @@ cdef void policy_use(Tier* t, int32_t run) noexcept nogil:
 
 # ---- S3-FIFO ----------------------------------------------------------------------------------------------------
 
+cdef int32_t ghosts(Tier* t, Span* s, bint* back) noexcept nogil:
+    """Blocks from the first one of a span on that all went not long ago, or all did not.
+
+    Remembered are as many as the main queue has slots. A stretch goes from its end, so its blocks' numbers and offsets
+    add up to the same: that is what is noted, and up to some offset they are remembered.
+    """
+    cdef int64_t noted, until
+    cdef int32_t n = marks_look(&t.ghosts, s, &noted)
+    until = noted + t.capacity - t.gone if noted > 0 else 0
+    back[0] = s.at < until
+    if back[0] and s.step > 0:
+        return <int32_t>min(n, until - s.at)
+    if not back[0] and s.step < 0 and until > 0:
+        return <int32_t>min(n, s.at - until + 1)
+    return n
+
+
 cdef int32_t policy_alike(Tier* t, Span* s) noexcept nogil:
     """Blocks from the first one of a span on that enter the same queue."""
-    cdef int32_t n = 1
-    cdef bint back
-    if t.ghosts.used == 0:
-        return s.count
-    back = set_has(&t.ghosts, span_block(s, 0))
-    while n < s.count and set_has(&t.ghosts, span_block(s, n)) == back:
-        n += 1
+    cdef bint back, other
+    cdef int32_t n = ghosts(t, s, &back)
+    cdef Span rest
+    while n < s.count:
+        rest = span_part(s, n, s.count - n)
+        rest.count = ghosts(t, &rest, &other)
+        if other != back:
+            break
+        n += rest.count
     return n
 
 
 cdef void policy_enter(Tier* t, int32_t run, Span* s) noexcept nogil:
     """New blocks, all alike: those that went not long ago are for the main queue."""
-    cdef int32_t i
-    t.runs[run].uses = t.runs[run].queue = 0
-    if t.ghosts.used > 0 and set_has(&t.ghosts, span_block(s, 0)):
-        t.runs[run].queue = 1
-        for i in range(s.count):
-            set_discard(&t.ghosts, span_block(s, i))
+    cdef bint back
+    ghosts(t, s, &back)
+    t.runs[run].uses, t.runs[run].queue = 0, back
+    if back and not marks_set(&t.ghosts, s, 0):
+        t.error = ERR_MEMORY
 
 
 cdef int policy_queue(Tier* t) noexcept nogil:
@@ -91,14 +108,24 @@ cdef int policy_queue(Tier* t) noexcept nogil:
     return 0
 
 
+cdef int64_t policy_most(Tier* t, int64_t n) noexcept nogil:
+    """Of the next `n` blocks of the queue whose turn it is so many go before it is the other's."""
+    if t.heaps[1].used == 0 or SMALL_PART * t.small < t.capacity:
+        return n
+    return min(n, (SMALL_PART * t.small - t.capacity) // SMALL_PART + 1)
+
+
 cdef bint policy_spares(Tier* t, int32_t run) noexcept nogil:
-    """The first run of a queue has been used: it gets another turn."""
+    """The first run of a queue has been used: the last block, whose turn it is, gets another one."""
     cdef Run* r = &t.runs[run]
     if r.uses == 0:
         return False
+    if r.end - r.start > 1:
+        run_split(t, run, r.end - 1)
+        r = &t.runs[run]
     heap_take(t, run)
     if r.queue == 0:
-        t.small -= r.end - r.start
+        t.small -= 1
         r.queue, r.uses = 1, 0
     else:
         r.uses -= 1
@@ -108,29 +135,10 @@ cdef bint policy_spares(Tier* t, int32_t run) noexcept nogil:
 
 
 cdef void policy_gone(Tier* t, Span* s) noexcept nogil:
-    """Blocks went from the small queue: remember as many as the main queue has slots."""
-    cdef void* moved
-    cdef int32_t i
-    cdef int64_t k
-    for i in range(s.count):
-        if not set_add(&t.ghosts, span_block(s, i)):
-            t.error = ERR_MEMORY
-            return
-        if t.gone_used - t.gone_head >= t.capacity:
-            set_discard(&t.ghosts, t.gone[t.gone_head])
-            t.gone_head += 1
-        if t.gone_head > t.capacity:
-            for k in range(t.gone_head, t.gone_used):
-                t.gone[k - t.gone_head] = t.gone[k]
-            t.gone_used -= t.gone_head
-            t.gone_head = 0
-        moved = grown(t.gone, &t.gone_cap, t.gone_used + 1, sizeof(Block))
-        if moved == NULL:
-            t.error = ERR_MEMORY
-            return
-        t.gone = <Block*>moved
-        t.gone[t.gone_used] = span_block(s, i)
-        t.gone_used += 1
+    """Blocks went from the small queue, the deepest first."""
+    t.gone += s.count
+    if not marks_set(&t.ghosts, s, t.gone - s.count + 1 + s.at):
+        t.error = ERR_MEMORY
 
 
 # ---- Belady -----------------------------------------------------------------------------------------------------
@@ -157,5 +165,4 @@ cdef void policy_reach(Tier* t, int64_t row) noexcept nogil:
 
 
 cdef void policy_free(Tier* t) noexcept nogil:
-    set_free(&t.ghosts)
-    free(t.gone)
+    marks_free(&t.ghosts)

@@ -1,6 +1,7 @@
 # Data dictionary of the pools below the GPU.
 from mocker._common cimport int8_t, int32_t, int64_t, uint8_t
-from mocker._offload_blocks cimport Block, BlockSet, Catalog, Span
+from mocker._offload_blocks cimport Block, Catalog, Span
+from mocker._offload_marks cimport Marks
 
 
 cdef enum:                         # eviction policies, see `_offload_policy`
@@ -68,11 +69,8 @@ cdef struct Tier:
     Heap heaps[2]                  # runs whose last block may be evicted; the second one is S3-FIFO's main queue
     int policy
     int64_t small                  # S3-FIFO: evictable blocks in the small queue
-    BlockSet ghosts                # S3-FIFO: blocks that went from there
-    Block* gone                    # [gone_head, gone_used) them in order, with some that are no ghosts any more
-    int64_t gone_cap
-    int64_t gone_head
-    int64_t gone_used
+    Marks ghosts                   # S3-FIFO: the how-manieth a block was that went from there, plus its offset
+    int64_t gone                   # how many have gone
     Future* future                 # Belady
     bint log                       # note what came and went
     Block* changes                 # [changes_used]; ~at: it was removed
@@ -97,4 +95,5 @@ cdef void tier_return(Tier* t, Span* s) noexcept nogil
 cdef void heap_put(Tier* t, int32_t run) noexcept nogil
 cdef void heap_take(Tier* t, int32_t run) noexcept nogil
 cdef void heap_renew(Tier* t, int32_t run) noexcept nogil
+cdef int32_t run_split(Tier* t, int32_t run, int32_t at) noexcept nogil
 cdef void set_ticks(Tier* t, int32_t run, int32_t step) noexcept nogil

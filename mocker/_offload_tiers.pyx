@@ -21,7 +21,8 @@ from libc.string cimport memset
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._offload_blocks cimport Origin, catalog_number, span_block, span_of, span_part
 from mocker._offload_policy cimport (
-    policy_alike, policy_bias, policy_enter, policy_free, policy_gone, policy_queue, policy_spares, policy_use)
+    policy_alike, policy_bias, policy_enter, policy_free, policy_gone, policy_most, policy_queue, policy_spares,
+    policy_use)
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------
@@ -414,6 +415,8 @@ cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
         if n > 1 and r.step < 0:               # until another run's turn comes
             for i in range(1, min(3, h.used)):
                 n = min(n, h.items[i].key - h.items[0].key)
+        if n > 1 and t.policy == EVICT_S3FIFO:
+            n = policy_most(t, n)
         if t.log or t.policy == EVICT_S3FIFO:
             gone = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
             note(t, &gone, False)

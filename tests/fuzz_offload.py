@@ -216,8 +216,8 @@ def run(script: dict, system: Model | Compiled) -> list[dict]:
 
 
 def settle(script: dict, system: Model, until: float = 1e9) -> None:
-    """Let everything that still moves arrive; batches of a lane may follow one another."""
-    for _ in range(4 + sum(len(list(core.tiers.leases)) for core in system.cores)):
+    """Let everything that still moves arrive: what reaches the host goes further down, batch after batch."""
+    for _ in range(8 + sum(len(list(core.tiers.leases)) + len(core.tiers.fresh) for core in system.cores)):
         for worker in range(script["workers"]):
             until += 1e6
             system.tick(worker, until)

@@ -1,11 +1,16 @@
 """Eviction policies of host memory and its admission filter: by hand, on a trace, and what holds in every cluster."""
 from __future__ import annotations
 
+import random
+
 import pytest
+from fuzz import random_trace
 from fuzz_offload import broken
+from test_offload_replay import same, tiers
 
 from mocker import MockEngineArgs, Trace, VllmCore, sample_trace_path, simulate
 from mocker.args import EVICTION_POLICIES
+from mocker.replay.fast import FastPaths
 
 
 def prompts(order: str) -> Trace:
@@ -56,6 +61,23 @@ def test_belady_is_an_upper_bound(workers):
 def test_nothing_is_lost(changes):
     """Random clusters end with nothing held, promised or pinned, and whole blocks moved."""
     assert not [(seed, what) for seed in range(150) if (what := broken(seed, changes))]
+
+
+@pytest.mark.parametrize("changes", [{"offload_eviction_policy": "s3fifo"}, {"offload_min_seen": 2},
+                                     {"offload_write_mode": "write_through", "offload_min_seen": 2}])
+def test_blocks_count_one_by_one(changes):
+    """How many blocks the trace's branches leave together makes no difference: alone each does the same."""
+    evicted = 0
+    for seed in (*range(20), 35, 161, 177, 202, 316, 392):
+        rng = random.Random(f"offload replay/{seed}")
+        trace, settings, workers = random_trace(rng)
+        settings = {k: v for k, v in settings.items() if k not in ("worker_type", "enable_prefix_caching", "aic_nextn")}
+        settings |= {**tiers(rng), **changes}
+        together, alone = (simulate(trace, extra_engine_args=MockEngineArgs(**settings), num_workers=workers,
+                                    fast_forward=FastPaths(extents=extents)) for extents in (True, False))
+        same(together, alone)
+        evicted += together.report["offload"]["g2"]["evicted_blocks"]
+    assert evicted > 100
 
 
 def test_the_future_has_to_be_known():

@@ -31,6 +31,8 @@ def tiers(rng: random.Random) -> dict:
         out["offload_batch_size"] = rng.choice([1, 3])
     if rng.random() < 0.4:
         out["offload_write_mode"] = "write_through"
+    if rng.random() < 0.4:
+        out |= {"offload_eviction_policy": rng.choice(["lru", "lfu", "s3fifo"]), "offload_min_seen": rng.choice([1, 2])}
     return out
 
 
