@@ -27,7 +27,10 @@ def main():
             ("round robin", {}), ("KV router", {"router_mode": "kv_router"}),
             ("SGLang", {"extra_engine_args": mocker.MockEngineArgs(engine_type="sglang")}),
             ("SGLang, KV router", {"extra_engine_args": mocker.MockEngineArgs(engine_type="sglang"),
-                                   "router_mode": "kv_router"})]:
+                                   "router_mode": "kv_router"}),
+            ("KV tiers", {"extra_engine_args": mocker.MockEngineArgs(
+                num_gpu_blocks=2048, block_size=64, num_g2_blocks=8192, num_g3_blocks=32768,
+                kv_bytes_per_token=131072)})]:
         sim = mocker.open_simulation(trace, num_workers=4, **arguments)
         sim.run_completions(4000)
         state = sim.snapshot()

@@ -6,8 +6,9 @@ from mocker._collect cimport Gaps, Rows
 from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Core, Request, Signal, Work
 from mocker._hooks cimport AdmissionHook, Hook, Wish
-from mocker._kv cimport Event, Path, Piece, Pool, Run
+from mocker._kv cimport Event, Path, Piece, Pool, RoomMaker, Run
 from mocker._kv_ranked cimport pool_rank
+from mocker._offload_blocks cimport Catalog, Spans
 from mocker._ranks cimport Freed, Rank, Ranks
 from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
 from mocker._timing cimport Model, Timing
@@ -56,7 +57,7 @@ cdef void wishes_carry(Carrier* io, AdmissionHook* h, AdmissionHook* before) noe
 
 
 cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
-    """A core; a loaded one keeps its collector and its functions, and its old arrays have to be freed before."""
+    """A core; a loaded one keeps its collector, functions and tiers, and its old arrays have to be freed before."""
     cdef int64_t i
     cdef Request* r
     cdef Rows* rows = c.rows
@@ -64,8 +65,14 @@ cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     cdef Model* model = c.timing.model
     cdef Hook victim = c.victim, eviction = c.pool.ranks.score
     cdef AdmissionHook admission = c.admission
+    cdef void* tiers = c.tiers
+    cdef RoomMaker make_room = c.pool.make_room
+    cdef Catalog* catalog = c.pool.catalog
+    cdef Spans* fresh = c.pool.fresh
     carry(io, c, sizeof(Core))
     c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
+    c.tiers = c.pool.tiers = tiers
+    c.pool.make_room, c.pool.catalog, c.pool.fresh = make_room, catalog, fresh
     pool_rank(&c.pool, eviction, &c.last_start)
     wishes_carry(io, &c.admission, &admission)
     carry_array(io, <void**>&c.req, c.req_used, c.req_cap, sizeof(Request))

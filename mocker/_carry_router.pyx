@@ -1,6 +1,7 @@
 # cython: language_level=3
 """State of routers: every array that `router_free` frees. O(segments, requests and workers that the router knows)."""
 from mocker._carry cimport COPY, LIST, LOAD, Carrier, carry, carry_array
+from mocker._carry_offload cimport lower_carry
 from mocker._common cimport int32_t, int64_t, uint64_t
 from mocker._router cimport (
     ChooseFn, EstimateFn, Hold, KeyTable, Load, Lower, Node, Placement, QueueClass, Router, Segment, Ticket)
@@ -31,12 +32,14 @@ cdef void router_carry(Carrier* io, Router* r, int64_t bucket_places) noexcept n
     cdef Ticket* t
     cdef ChooseFn choose = r.choose
     cdef EstimateFn estimate = r.estimate
-    cdef Lower* lower = r.lower                # NULL: tiers are not carried
+    cdef Lower* lower = r.lower
     cdef void* choose_context = r.choose_context
     cdef void* estimate_context = r.estimate_context
     carry(io, r, sizeof(Router))
     r.choose, r.choose_context, r.estimate, r.estimate_context = choose, choose_context, estimate, estimate_context
     r.lower = lower
+    if lower != NULL:
+        lower_carry(io, lower)
     w = r.workers_cap
     table_carry(io, &r.table)
     table_carry(io, &r.rows)

@@ -255,6 +255,8 @@ cdef int grow(Cluster c) except -1:
     c.ends_due, c.rank, c.delay = longer(c.ends_due, n, cap, 0), longer(c.rank, n, cap, 0), longer(c.delay, n, cap, 0.0)
     if c.impatient:
         c.patience = longer(c.patience, n, cap, np.nan)
+    if c.offload is not None:
+        c.offload.collect(cap)
     if c.planner is not None:
         c.held = longer(np.roll(np.asarray(c.held)[:n], -c.held_first), n, cap, 0)
         c.held_first = 0

@@ -1,4 +1,5 @@
 # Owners of the tiers' memory: one world for all workers of a simulation, one set of tiers a worker.
+from mocker._common cimport int64_t
 from mocker._engine cimport EngineCore
 from mocker._offload cimport Offload, World
 from mocker._offload_tiers cimport Future
@@ -19,6 +20,8 @@ cdef class OffloadWorld:
     cdef object recorder
 
     cdef double deadline(self) noexcept nogil
+    cdef int seat(self, OffloadTiers tiers, EngineCore engine, bint through) except -1
+    cdef OffloadWorld empty(self, list seats, int64_t rows)
     cdef note(self, OffloadTiers tiers)
 
 

@@ -12,7 +12,6 @@ from mocker._engine cimport EngineCore
 from mocker._offload cimport (
     LEASE_FREE, LEASE_G2, LEASE_UP, Lease, Offload, World, offload_deadline, offload_free, offload_init,
     world_free, world_init)
-from mocker._offload_blocks cimport Catalog
 from mocker._offload_links cimport Link, link_init, link_next
 from mocker._offload_pass cimport tiers_make_room
 from mocker._offload_tiers cimport Run, Tier, tier_init
@@ -96,34 +95,53 @@ cdef class OffloadWorld:
         -------
         OffloadTiers
         """
-        if self.w.n_workers == MAX_WORKERS:
-            raise ValueError(f"KV offload simulates at most {MAX_WORKERS} workers")
         cdef OffloadTiers tiers = OffloadTiers.__new__(OffloadTiers)
         cdef Offload* o = &tiers.o
-        cdef Catalog* catalog
-        tiers.world, tiers.engine = self, engine
-        o.world, o.core, o.worker, o.reference = &self.w, &engine.c, self.w.n_workers, reference
-        o.block_bytes, o.batch_size = block_bytes, batch_size
-        catalog = &self.w.catalog if self.w.g3.there or self.w.g4.there else &o.catalog
-        tier_init(&o.g2, g2_blocks, catalog, engine.c.pool.capture and not self.hushed)
+        self.seat(tiers, engine, through)
+        o.reference, o.block_bytes, o.batch_size = reference, block_bytes, batch_size
+        tier_init(&o.g2, g2_blocks, engine.c.pool.catalog, engine.c.pool.capture and not self.hushed)
         link_init(&o.down, g1_to_g2, latency[0])
         link_init(&o.up, g2_to_g1, latency[1])
         offload_init(o)
         o.g2.policy, o.min_seen = POLICIES.index(policy), min_seen
+        engine.c.pool.keep_evicted = True
+        o.through = through
+        engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
+        return tiers
+
+    cdef int seat(self, OffloadTiers tiers, EngineCore engine, bint through) except -1:
+        """Tie the next worker's tiers and its engine together."""
+        cdef Offload* o = &tiers.o
+        if self.w.n_workers == MAX_WORKERS:
+            raise ValueError(f"KV offload simulates at most {MAX_WORKERS} workers")
+        tiers.world, tiers.engine = self, engine
+        o.world, o.core, o.worker = &self.w, &engine.c, self.w.n_workers
         self.w.workers[o.worker] = o
         self.w.n_workers += 1
         self.attached.append(tiers)
         engine.c.tiers = engine.c.pool.tiers = o
         engine.c.pool.make_room = tiers_make_room
-        engine.c.pool.catalog = catalog
-        engine.c.pool.keep_evicted = True
-        o.through = through
-        if through:
-            engine.c.pool.fresh = &o.fresh
-        engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
+        engine.c.pool.catalog = o.g2.catalog = (
+            &self.w.catalog if self.w.g3.there or self.w.g4.there else &o.catalog)
+        engine.c.pool.fresh = &o.fresh if through else NULL
         engine.tiers = tiers
         self.note(tiers)
-        return tiers
+        return 0
+
+    cdef OffloadWorld empty(self, list seats, int64_t rows):
+        """A world to be loaded, like this one; `seats`: engine of each worker with tiers, and if it writes through."""
+        cdef OffloadTiers tiers, like
+        cdef OffloadWorld made = OffloadWorld(g3_blocks=self.w.g3.there, g4=self.w.g4.there)
+        made.apart, made.hushed = self.apart, self.hushed
+        made.collect(rows)
+        for i, (engine, through) in enumerate(seats):
+            tiers = OffloadTiers.__new__(OffloadTiers)
+            made.seat(tiers, engine, through)
+            like = self.attached[i] if i < len(self.attached) else None
+            if like is not None and like.o.g2.future != NULL:
+                tiers.future, tiers.arrays = like.future, like.arrays
+                tiers.o.g2.future = &tiers.future
+        return made
 
     cdef note(self, OffloadTiers tiers):
         cdef double[::1] parked
@@ -153,9 +171,18 @@ cdef class OffloadWorld:
             recorder.look_below(self.w.g3.there, self.w.g4.there)
             self.recorder, self.w.timeline = recorder, &recorder.t
 
+    def seats(self):
+        """Of each worker that ever had tiers, in order: its engine, and whether blocks are written through."""
+        cdef OffloadTiers tiers
+        return [(tiers.engine, bool(tiers.o.through)) for tiers in self.attached]
+
     def collect(self, int64_t rows):
         """Note for each row how long it was parked, and how many blocks it had from the host, disk and remote store."""
-        self.parked_ms, self.blocks = np.zeros(rows), np.zeros((rows, 3), np.int64)
+        parked, blocks, n = np.zeros(rows), np.zeros((rows, 3), np.int64), 0
+        if self.parked_ms is not None:         # there are more rows now
+            n = len(self.parked_ms)
+            parked[:n], blocks[:n] = self.parked_ms, self.blocks
+        self.parked_ms, self.blocks = parked, blocks
         for tiers in self.attached:
             self.note(tiers)
 

@@ -17,20 +17,24 @@ import numpy as np
 
 from mocker._carry cimport CARRY_MEMORY, COPY, COUNT, LIST, LOAD, SAVE, Carrier, carry, carry_array
 from mocker._carry_engines cimport core_carry, rules_carry
+from mocker._carry_offload cimport world_carry
 from mocker._carry_record cimport timeline_carry, timeline_free
 from mocker._carry_router cimport router_carry
 from mocker._carry_sglang cimport sgl_carry
 from mocker._cluster cimport Cluster
 from mocker._collect cimport Collector, Gaps
-from mocker._common cimport int32_t, int64_t
+from mocker._common cimport NIL, int32_t, int64_t
 from mocker._core cimport Core, Request
 from mocker._disagg cimport DisaggCluster
 from mocker._engine cimport EngineCore
 from mocker._heap cimport Heap, Pending
+from mocker._offload cimport Lease, Offload, World
+from mocker._offload_engine cimport OffloadWorld
 from mocker._record cimport Recorder, Timeline
 from mocker._requests cimport core_free
 from mocker._router cimport Router, RouterCore
 from mocker._router_loads cimport router_free
+from mocker._router_tiers cimport lower_new
 from mocker._rules cimport VllmRulesCore, rules_free
 from mocker._rules_engine cimport RulesEngine
 from mocker._sglang cimport SglangCore, SglRequest, sgl_free
@@ -40,7 +44,7 @@ from mocker._watch cimport Watch
 from mocker._workers cimport KIND_RULES, KIND_SGLANG, ROLE_PREFILL, Team, View
 
 LAYOUT = (sizeof(Core), sizeof(Request), sizeof(SglangCore), sizeof(SglRequest), sizeof(VllmRulesCore), sizeof(Router),
-          sizeof(View), sizeof(Team), sizeof(Timeline), sizeof(void*))
+          sizeof(View), sizeof(Team), sizeof(Timeline), sizeof(World), sizeof(Offload), sizeof(Lease), sizeof(void*))
 """Sizes of structures: bytes can be loaded where these are the same."""
 
 
@@ -160,8 +164,19 @@ cdef void handoffs_carry(Carrier* io, DisaggCluster d) noexcept nogil:
     steps_carry(io, &d.waits[1])
 
 
+cdef void below_carry(Carrier* io, OffloadWorld below, double[::1] parked, int64_t[:, ::1] blocks,
+                      int64_t n) noexcept nogil:
+    """The tiers below the workers, whose cores are carried already, and what each row had from them."""
+    world_carry(io, &below.w)
+    if n > 0:
+        carry(io, &parked[0], n * <int64_t>sizeof(double))
+        carry(io, &blocks[0, 0], 3 * n * <int64_t>sizeof(int64_t))
+
+
 cdef int everything(Carrier* io, Cluster c) except -1:
     cdef Router* routers[2]
+    cdef double[::1] parked = None if c.offload is None else c.offload.parked_ms
+    cdef int64_t[:, ::1] blocks = None if c.offload is None else c.offload.blocks
     cdef int64_t places[2]
     cdef int i
     cdef DisaggCluster d = c if isinstance(c, DisaggCluster) else None
@@ -174,6 +189,8 @@ cdef int everything(Carrier* io, Cluster c) except -1:
         clock_carry(io, c)
         collector_carry(io, c.collector, c.n)
         workers_carry(io, c)
+        if c.offload is not None:
+            below_carry(io, c.offload, parked, blocks, c.n)
         if c.timeline != NULL:
             timeline_carry(io, c.timeline)
         for i in range(2):
@@ -214,12 +231,20 @@ def save(Cluster c):
 
 def head_of(Cluster c):
     """What `load` and `copy` have to know of a replay."""
-    if c.offload is not None or c.grow is not None:
-        raise ValueError("tiers below the workers and prompts that grow are not carried")
+    if c.grow is not None:
+        raise ValueError("prompts that grow are not carried")
     return {"layout": LAYOUT, "rows": c.n, "roles": c.roles,
             "gone": [engine is None for engine in c.engines], "departed": dict(c.departed), "leavers": list(c.leavers),
-            "apart": c.apart_gaps != NULL, "columns": columns_of(c),
+            "apart": c.apart_gaps != NULL, "columns": columns_of(c), "seats": seats_of(c),
             "paths": c.paths.copy(c.n) if c.paths is not None and c.paths.later else None}
+
+
+cdef object seats_of(Cluster c):
+    """Workers with tiers below them, in the order of their tiers (NIL: it is gone), and which ones write through."""
+    if c.offload is None:
+        return None
+    worker_of = {id(engine): w for w, engine in enumerate(c.engines) if engine is not None}
+    return [(worker_of.get(id(engine), NIL), through) for engine, through in c.offload.seats()]
 
 
 cdef dict columns_of(Cluster c):
@@ -262,7 +287,7 @@ def plain_config():
     return KvRouterConfig()
 
 
-cdef RouterCore empty_router(RouterCore like):
+cdef RouterCore empty_router(RouterCore like, OffloadWorld below):
     cdef RouterCore made
     if like is None:
         return None
@@ -274,7 +299,21 @@ cdef RouterCore empty_router(RouterCore like):
     made.hook, made.score = like.hook, like.score
     made.r.choose_context = <void*>made if like.hook is None else <void*>&made.score
     made.r.estimate_context = <void*>made
+    if like.r.lower != NULL:
+        made.r.lower = lower_new(0.0, 0.0)
+        if made.r.lower == NULL:
+            raise MemoryError
+        if like.world is not None:
+            made.use_world(below)
     return made
+
+
+cdef OffloadWorld empty_world(Cluster like, dict head, list engines, object template):
+    """Tiers to be loaded, below the engines; those of workers that are gone are kept with an engine that is unused."""
+    if head["seats"] is None:
+        return None
+    return like.offload.empty([(empty_engine(template, like.kind) if worker == NIL else engines[worker], through)
+                               for worker, through in head["seats"]], head["rows"])
 
 
 cdef object twin(Cluster like, dict head, tokens):
@@ -288,7 +327,7 @@ cdef object twin(Cluster like, dict head, tokens):
             templates.setdefault(role, engine)
     some = next(iter(templates.values()))
     engines = [empty_engine(templates.get(role, some), like.kind) for role in head["roles"]]
-    collector = Collector(n, False)
+    collector, below = Collector(n, False), empty_world(like, head, engines, some)
     k = head["columns"]
     arguments = (engines, collector, k["arrival"], k["prompt"], k["limit"],
                  like.paths if head["paths"] is None else head["paths"], tokens)
@@ -296,11 +335,14 @@ cdef object twin(Cluster like, dict head, tokens):
         other = like
         d = DisaggCluster(*arguments, None, like.cap, like.single, like.fast)
         d.split(decode_workers=len(engines), prefill_collector=Collector(n, False),
-                prefill_router=empty_router(other.prefill_router), decode_router=empty_router(other.decode_router),
+                prefill_router=empty_router(other.prefill_router, below),
+                decode_router=empty_router(other.decode_router, below),
                 kv_bytes=other.kv_bytes, bandwidth=other.bandwidth, full_prompt=other.full_prompt)
         c = d
     else:
-        c = Cluster(*arguments, empty_router(like.router), like.cap, like.single, like.fast)
+        c = Cluster(*arguments, empty_router(like.router, below), like.cap, like.single, like.fast)
+    if below is not None:
+        c.set_offload(below)
     if like.ranked:
         c.set_ranks(k["priority"], k["strict"], k["policy"])
     c.roots, c.next_offsets, c.next_rows, c.rank, c.delay = (

@@ -433,8 +433,6 @@ class RunningSimulation:
 
     def _copyable(self) -> None:
         self._sound()
-        if self._cluster.offload is not None:
-            raise ValueError("a simulation with tiers below its KV pools cannot be copied; leave num_g2_blocks out")
         if self._workload.growing is not None:
             raise ValueError("a simulation whose prompts depend on earlier answers cannot be copied")
         if self._arguments["planner"] is not None:
@@ -497,6 +495,8 @@ class RunningSimulation:
         return self._result
 
     def _report(self) -> Simulation:
+        if self.finished:
+            self._cluster.finish_below(self._cluster.last_timestamp())
         self._cluster.join_gaps()
         self._cluster.flush()
         a = self._arguments
