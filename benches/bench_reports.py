@@ -49,7 +49,7 @@ def test_share_of_the_time(benchmark, tmp_path, name):
         folder = tmp_path / str(turn)          # files that are there already take longer to write
         plain, _ = cpu_time(lambda: simulate(trace, **options))
         recorded, run = cpu_time(lambda: simulate(trace, recording=Recording(), **options))
-        logged, passes = cpu_time(lambda: simulate(trace, recording=Recording(passes=50_000), **options))
+        logged, passes = cpu_time(lambda: simulate(trace, recording=Recording(passes=25_000), **options))
         for what, spent, write in (
                 ("recording", recorded - plain, None),
                 ("recording and page", recorded - plain, lambda to=folder, run=run: run.write_html(to / "r.html")),

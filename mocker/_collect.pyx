@@ -16,30 +16,8 @@ import numpy as np
 from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t
 from mocker._distribution cimport (
     FINE_BINS, fine_value, summary_add, summary_free, summary_new, summary_sketch, summary_statistics)
+from mocker._pages cimport large_pages
 from mocker._select cimport bits_of
-
-# A long log is written once from one end to the other: where the system has large pages on request, it takes them
-# instead of a fault for every 512 entries.
-cdef extern from *:
-    """
-    #if defined(__linux__)
-    #include <stdint.h>
-    #include <sys/mman.h>
-    #include <unistd.h>
-    #endif
-    static void mocker_large_pages(void *memory, size_t bytes) {
-    #if defined(__linux__) && defined(MADV_HUGEPAGE)
-        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-        uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
-        uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-        if (end > first)
-            madvise((void *)first, end - first, MADV_HUGEPAGE);
-    #else
-        (void)memory, (void)bytes;
-    #endif
-    }
-    """
-    void large_pages "mocker_large_pages"(void* memory, size_t bytes) noexcept nogil
 
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time

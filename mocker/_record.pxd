@@ -1,4 +1,6 @@
 # Data dictionary of the recorder: what each worker did over simulated time, in bins of bounded number.
+from libc.math cimport floor
+
 from mocker._common cimport int64_t
 
 
@@ -40,9 +42,10 @@ cdef struct Track:                 # one worker
     double low                     # ms
     double high                    # to here; low > high: look it up
     double end                     # ms, recorded so far
-    double waiting                 # since then
-    double used
-    double cached
+    int64_t waiting                # since then
+    int64_t used                   # blocks, or tokens of an engine whose
+    int64_t cached
+    double unit                    # tokens a block this is
     double host
     int64_t preemptions            # at the end of the last pass
 
@@ -72,16 +75,27 @@ cdef struct Timeline:
     double log_until
     double window                  # ms; logged are passes that begin in every `stride`-th window
     int64_t stride
+    double seen_from               # ms, the window that was last asked about
+    double seen_until
+    bint seen_kept                 # whether it is logged
     int error                      # ErrorCode
 
 
-cdef double timeline_edge(Timeline* t, double now) noexcept nogil
-cdef void add_elsewhere(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil
+cdef void add_elsewhere(Timeline* t, Track* x, Span* s) noexcept nogil
+cdef bint log_window(Timeline* t, double start) noexcept nogil
+cdef void log_add(Timeline* t, int64_t worker, Span* s) noexcept nogil
 cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil
 cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil
 cdef void timeline_queue(Timeline* t, double start, double end, int64_t queued) noexcept nogil
 cdef void timeline_below(Timeline* t, int tier, double now, double blocks) noexcept nogil
 cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil
+
+
+cdef inline double timeline_edge(Timeline* t, int64_t worker, double now) noexcept nogil:
+    """Where the bin of `now` ends, ms."""
+    if worker < t.workers and t.tracks[worker].low <= now < t.tracks[worker].high:
+        return t.tracks[worker].high
+    return (floor(now / t.width) + 1.0) * t.width
 
 
 cdef inline Track* timeline_track(Timeline* t, int64_t worker) noexcept nogil:
@@ -95,23 +109,39 @@ cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
     c.waiting += s.waiting * ms
     c.used += s.used * ms
     c.cached += s.cached * ms
-    c.host += s.host * ms
     c.passes += s.passes
     c.batch_tokens += s.batch_tokens
-    c.prompt_tokens += s.prompt_tokens
     c.output_tokens += s.output_tokens
-    c.preemptions += s.preemptions
+    if s.prompt_tokens != 0.0:
+        c.prompt_tokens += s.prompt_tokens
+    if s.host != 0.0:
+        c.host += s.host * ms
+    if s.preemptions != 0.0:
+        c.preemptions += s.preemptions
     if s.passes > 0.0:
         c.busy += ms
 
 
-cdef inline void timeline_add(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
-    """A pass, or a stretch of like passes, of a worker; then set what it holds until the next."""
-    if s.start == x.end and s.start >= x.low and s.end <= x.high and t.log_limit == 0:
-        cell_add(x.cell, s, s.end - s.start)           # nearly all of them
-        x.end = s.end
-        return
-    add_elsewhere(t, worker, x, s)
+cdef inline bint timeline_plain(Timeline* t, int64_t worker, double start, double end) noexcept nogil:
+    """Whether a span follows the worker's one before in the same bin, as nearly all of them, and there is no log."""
+    return (worker < t.workers and start == t.tracks[worker].end and start >= t.tracks[worker].low
+            and end <= t.tracks[worker].high and t.log_limit == 0)
+
+
+cdef inline void timeline_into(Track* x, Span* s) noexcept nogil:
+    """Add such a span of a worker; then set what it holds until the next. All others: `add_elsewhere`."""
+    cell_add(x.cell, s, s.end - s.start)
+    x.end = s.end
+
+
+cdef inline bint kept(Timeline* t, double start) noexcept nogil:
+    """Whether passes that begin then are logged."""
+    return t.seen_kept if t.seen_from <= start < t.seen_until else log_window(t, start)
+
+
+cdef inline bint timeline_logs(Timeline* t, double start, double end) noexcept nogil:
+    """Whether a span is for the log."""
+    return t.log_limit > 0 and start < t.log_until and end > t.log_from and kept(t, start)
 
 
 cdef class Recorder:

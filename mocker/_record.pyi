@@ -6,6 +6,10 @@ from numpy.typing import NDArray
 CELL_FIELDS: tuple[str, ...]
 PASS_FIELDS: tuple[str, ...]
 
+def count_requests(out: NDArray[np.float64], width: float, first: NDArray[np.int64], last: NDArray[np.int64],
+                   arrival: NDArray[np.float64], admitted: NDArray[np.float64], ended: NDArray[np.float64],
+                   completed: NDArray[np.bool_], prompt: NDArray[Any], reused: NDArray[Any]) -> None: ...
+
 class Recorder:
     def __init__(self, interval_ms: float, bins: int, passes: int = 0, start_ms: float = 0.0,
                  end_ms: float = ..., window_ms: float = 1000.0) -> None: ...

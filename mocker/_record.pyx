@@ -14,7 +14,8 @@ from libc.string cimport memset
 
 import numpy as np
 
-from mocker._common cimport ERR_MEMORY, grown, int64_t
+from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t
+from mocker._pages cimport large_pages
 
 CELL_FIELDS = ("running", "waiting", "used", "cached", "host", "passes", "batch_tokens", "prompt_tokens",
                "output_tokens", "preemptions", "busy")
@@ -26,6 +27,8 @@ cdef enum:
     LEVELS = 5                     # of them levels, which come first
     COUNTS = 5                     # and counts, which follow; a Span has both in this order
     PASS_DOUBLES = 15              # doubles of a Span
+    LONG = 1024                    # entries of a log that is going to be long
+    WHOLE = 1 << 20                # entries of a log that is then made at once
 
 
 cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil:
@@ -39,18 +42,13 @@ cdef Track* new_track(Timeline* t, int64_t worker) noexcept nogil:
         t.tracks = <Track*>moved
         x = &t.tracks[t.workers]
         memset(x, 0, sizeof(Track))
-        x.low = 1.0
+        x.low = x.unit = 1.0
         x.cells = <Cell*>calloc(t.bins, sizeof(Cell))
         if x.cells == NULL:
             t.error = ERR_MEMORY
             return NULL
         t.workers += 1
     return &t.tracks[worker]
-
-
-cdef double timeline_edge(Timeline* t, double now) noexcept nogil:
-    """Where the bin of `now` ends, ms."""
-    return (floor(now / t.width) + 1.0) * t.width
 
 
 cdef void cover(Timeline* t, double end) noexcept nogil:
@@ -127,20 +125,19 @@ cdef void timeline_idle(Timeline* t, Track* x, double until) noexcept nogil:
     if not (until > x.end):
         return
     memset(&s, 0, sizeof(Span))
-    s.start, s.end, s.used, s.cached, s.waiting, s.host = x.end, until, x.used, x.cached, x.waiting, x.host
+    s.start, s.end, s.waiting, s.host = x.end, until, <double>x.waiting, x.host
+    s.used, s.cached = <double>x.used / x.unit, <double>x.cached / x.unit
     spread(t, x, &s)
     x.end = until
 
 
-cdef void add_elsewhere(Timeline* t, int64_t worker, Track* x, Span* s) noexcept nogil:
-    """`timeline_add` of a span that is not in the bin of the one before, comes after a rest, or is logged."""
+cdef void add_elsewhere(Timeline* t, Track* x, Span* s) noexcept nogil:
+    """Add a pass, or a stretch of like passes, wherever it is; then set what the worker holds until the next."""
     if s.start > x.end:
         timeline_idle(t, x, s.start)
     spread(t, x, s)
     if s.end > x.end and s.end < INFINITY:
         x.end = s.end
-    if t.log_limit > 0 and s.start < t.log_until and s.end > t.log_from:
-        log_add(t, worker, s)
 
 
 cdef void timeline_arrival(Timeline* t, int64_t worker, double at) noexcept nogil:
@@ -192,34 +189,51 @@ cdef void level(Timeline* t, double* sums, double start, double end, double valu
 
 # ---- the pass log -----------------------------------------------------------------------------------------------
 
-cdef inline bint kept(Timeline* t, double start) noexcept nogil:
-    return t.stride == 1 or <int64_t>floor(start / t.window) % t.stride == 0
+cdef bint log_window(Timeline* t, double start) noexcept nogil:
+    """Whether passes that begin in the window of `start` are logged; remembered, since most begin in the same one."""
+    cdef double n = floor(start / t.window)
+    t.seen_from, t.seen_until = n * t.window, (n + 1.0) * t.window
+    if not (t.seen_from <= start < t.seen_until):              # rounding, or infinity: this time only
+        t.seen_until = t.seen_from
+    t.seen_kept = t.stride == 1 or <int64_t>n % t.stride == 0
+    return t.seen_kept
+
+
+cdef void thin(Timeline* t) noexcept nogil:
+    """Drop every second window, until half of the log is free."""
+    cdef int64_t i, n
+    while t.log_used > t.log_limit // 2:
+        if t.stride < <int64_t>1 << 40:
+            t.stride *= 2
+        else:                                  # all of them in one window
+            t.window /= 2.0
+        t.seen_until = t.seen_from
+        n = 0
+        for i in range(t.log_used):
+            if kept(t, t.log[i].span.start):
+                t.log[n] = t.log[i]
+                n += 1
+        t.log_used = n
 
 
 cdef void log_add(Timeline* t, int64_t worker, Span* s) noexcept nogil:
+    cdef int64_t cap, need
     cdef void* moved
-    cdef int64_t i, n
-    if not kept(t, s.start):
-        return
     if t.log_used == t.log_limit:
-        while t.log_used > t.log_limit // 2:
-            if t.stride < <int64_t>1 << 40:
-                t.stride *= 2
-            else:                              # all of them in one window
-                t.window /= 2.0
-            n = 0
-            for i in range(t.log_used):
-                if kept(t, t.log[i].span.start):
-                    t.log[n] = t.log[i]
-                    n += 1
-            t.log_used = n
-        if not kept(t, s.start):
+        thin(t)
+        if not timeline_logs(t, s.start, s.end):
             return
-    moved = grown(t.log, &t.log_cap, t.log_used + 1, sizeof(Logged))
-    if moved == NULL:
-        t.error = ERR_MEMORY
-        return
-    t.log = <Logged*>moved
+    if t.log_used == t.log_cap:
+        cap, need = t.log_cap, t.log_used + 1
+        if cap >= LONG and t.log_limit <= WHOLE:
+            need = t.log_limit                 # memory only once it is used
+        moved = grown(t.log, &cap, need, sizeof(Logged))
+        if moved == NULL:
+            t.error = ERR_MEMORY
+            return
+        t.log, t.log_cap = <Logged*>moved, cap
+        if cap >= LONG:
+            large_pages(moved, cap * sizeof(Logged))
     t.log[t.log_used].worker = worker
     t.log[t.log_used].span = s[0]
     t.log_used += 1
@@ -357,16 +371,66 @@ cdef class Recorder:
         dict of ndarray of float64, shape (k,)
             `worker` (int64) and `PASS_FIELDS`: levels and counts of `passes` passes in a row that are alike.
         """
-        cdef int64_t i, k, n = self.t.log_used
+        cdef int64_t i, k, w, n = self.t.log_used
         cdef double* source
-        worker = np.empty(n, np.int64)
-        values = np.empty((PASS_DOUBLES, n))
-        cdef int64_t[::1] w = worker
+        worker, values = np.empty(n, np.int64), np.empty((PASS_DOUBLES, n))
+        cdef int64_t[::1] of = worker
         cdef double[:, ::1] out = values
+        cdef int64_t[::1] place = np.zeros(self.t.workers + 1, np.int64)
+        cdef bint ordered = True
+        for i in range(n):                     # a worker's own entries are in order of time
+            place[self.t.log[i].worker + 1] += 1
+        for w in range(self.t.workers):
+            place[w + 1] += place[w]
         for i in range(n):
-            w[i] = self.t.log[i].worker
+            w = self.t.log[i].worker
             source = &self.t.log[i].span.start
+            of[place[w]] = w
             for k in range(PASS_DOUBLES):
-                out[k, i] = source[k]
-        order = np.lexsort((values[0], worker))
-        return {"worker": worker[order], **dict(zip(PASS_FIELDS, values[:, order], strict=True))}
+                out[k, place[w]] = source[k]
+            place[w] += 1
+        for i in range(1, n):
+            ordered = ordered and (of[i] != of[i - 1] or out[0, i] >= out[0, i - 1])
+        if not ordered:
+            order = np.lexsort((values[0], worker))
+            values = values[:, order]
+        return {"worker": worker, **dict(zip(PASS_FIELDS, values, strict=True))}
+
+
+def count_requests(double[:, :, ::1] out, double width, const int64_t[::1] first, const int64_t[::1] last,
+                   const double[:] arrival, const double[:] admitted, const double[:] ended, completed,
+                   prompt, reused):
+    """Add requests to the bins of their times and workers.
+
+    Parameters
+    ----------
+    out : array of float64, shape (5, workers, bins)
+        Arrivals, first admissions, completions, prompt tokens admitted and reused. The last bin takes what is later.
+    width : float
+        Width of a bin, ms.
+    first, last : array of int64, shape (n,)
+        Workers that admitted and that completed each request; -1: none.
+    arrival, admitted, ended : array of float64, shape (n,)
+        Times, ms; NaN: never.
+    completed : array of bool, shape (n,)
+    prompt, reused : array of int, shape (n,)
+        Tokens of the prompt, and of them those found in the cache (-1: unknown).
+    """
+    cdef int64_t i, n = first.shape[0], bins = out.shape[2]
+    cdef const int8_t[:] done = completed.view(np.int8)
+    cdef const int64_t[:] tokens = prompt.astype(np.int64, copy=False), found = reused.astype(np.int64, copy=False)
+    with nogil:
+        for i in range(n):
+            if first[i] >= 0 and arrival[i] >= 0.0:
+                out[0, first[i], place_of(arrival[i], width, bins)] += 1.0
+            if first[i] >= 0 and admitted[i] >= 0.0:
+                out[1, first[i], place_of(admitted[i], width, bins)] += 1.0
+                out[3, first[i], place_of(admitted[i], width, bins)] += <double>tokens[i]
+                out[4, first[i], place_of(admitted[i], width, bins)] += <double>max(found[i], 0)
+            if last[i] >= 0 and done[i] and ended[i] >= 0.0:
+                out[2, last[i], place_of(ended[i], width, bins)] += 1.0
+
+
+cdef inline int64_t place_of(double at, double width, int64_t bins) noexcept nogil:
+    at /= width
+    return <int64_t>at if at < <double>bins else bins - 1

@@ -20,7 +20,7 @@ from mocker._offload_engine cimport OffloadWorld
 from mocker._offload_pass cimport tiers_deadline, tiers_look, tiers_quiet
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
-from mocker._record_engines cimport record_pass, record_rest, record_stretch
+from mocker._record_engines cimport record_pass, record_rest, record_sgl_pass, record_sgl_stretch, record_stretch
 from mocker._requests cimport core_drop, core_enqueue, core_new
 from mocker._router cimport ROUTER_MEMORY, Router, RouterCore, router_events, router_finalize_worker
 from mocker._router_choice cimport router_add_worker, router_remove_worker
@@ -293,8 +293,12 @@ cdef class Workers:
         else:
             core_pass(<Core*>self.cores[worker], now)
         self.look(worker)
-        if self.timeline != NULL:
-            record_pass(self.timeline, worker, self.kind == KIND_SGLANG, self.cores[worker], now)
+        if self.timeline == NULL:
+            return
+        if self.kind == KIND_SGLANG:
+            record_sgl_pass(self.timeline, worker, self.cores[worker], now)
+        else:
+            record_pass(self.timeline, worker, self.cores[worker], now)
 
     cdef double forward(self, int64_t worker, double now, double until) noexcept nogil:
         """Fast-forward a worker through passes that only decode; returns its new now."""
@@ -312,21 +316,32 @@ cdef class Workers:
 
     cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil:
         """The same, bin by bin where the passes differ: their decode time depends on lengths, as SGLang's always."""
-        cdef double start, edge = INFINITY
+        cdef double start, edge
         cdef int64_t before
-        cdef bint sglang = self.kind == KIND_SGLANG
-        cdef bint differ = sglang or timing_varies(&(<Core*>self.cores[worker]).timing)
-        cdef int64_t* passes = (&(<SglangCore*>self.cores[worker]).passes if sglang
-                                else &(<Core*>self.cores[worker]).passes)
-        while True:
-            start, before = now, passes[0]
-            if differ:
-                edge = timeline_edge(self.timeline, now)
-            now = self.repeat(worker, start, min(until, edge))
-            if passes[0] == before:
+        cdef SglangCore* g
+        cdef Core* c
+        if self.kind != KIND_SGLANG:
+            c = <Core*>self.cores[worker]
+            if not timing_varies(&c.timing):
+                before, start = c.passes, now
+                now = self.repeat(worker, now, until)
+                if c.passes != before:
+                    record_stretch(self.timeline, worker, c, start, now, c.passes - before)
                 return now
-            record_stretch(self.timeline, worker, sglang, self.cores[worker], start, now, passes[0] - before)
-            if now >= until or edge == INFINITY:
+        while True:
+            start, edge = now, timeline_edge(self.timeline, worker, now)
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[worker]
+                before = g.passes
+                now = self.repeat(worker, start, min(until, edge))
+                if g.passes != before:
+                    record_sgl_stretch(self.timeline, worker, g, start, now, g.passes - before)
+            else:
+                before = c.passes
+                now = self.repeat(worker, start, min(until, edge))
+                if c.passes != before:
+                    record_stretch(self.timeline, worker, c, start, now, c.passes - before)
+            if now < edge or now >= until:     # it stopped of itself
                 return now
 
     cdef void look(self, int64_t worker) noexcept nogil:

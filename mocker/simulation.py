@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mocker.arrow_arrays import arrow_array
 from mocker.extras import import_extra
 from mocker.report import (
     TABLE_COLUMNS,
@@ -161,16 +162,8 @@ class Simulation:
     def to_arrow(self) -> Any:
         """Return the per-request columns as a `pyarrow.Table`, with nulls for missing values."""
         pa = import_extra("pyarrow", "parquet", "to_arrow")
-        arrays = {}
-        for name, column in self.per_request.items():
-            missing = _missing(column)
-            if column.dtype.kind in "OU":
-                values = column.tolist() if missing is None else _with_none(column, missing)
-                text = all(value is None or isinstance(value, str) for value in values)
-                arrays[name] = pa.array(values, type=pa.string() if text else None)
-            else:
-                arrays[name] = pa.array(column, mask=missing)
-        return pa.table(arrays)
+        return pa.table({name: arrow_array(column, None if name in _NEVER_MISSING else _missing(column))
+                         for name, column in self.per_request.items()})
 
     def write_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the per-request columns to a Parquet file (needs pyarrow) and return its path."""
@@ -330,10 +323,3 @@ def _missing(column: NDArray[Any]) -> NDArray[np.bool_] | None:
     else:
         return None
     return missing if missing.any() else None
-
-
-def _with_none(column: NDArray[Any], missing: NDArray[np.bool_]) -> list[Any]:
-    values = column.tolist()
-    for index in np.flatnonzero(missing).tolist():
-        values[index] = None
-    return cast("list[Any]", values)

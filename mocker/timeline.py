@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._record import CELL_FIELDS, Recorder
+from ._record import CELL_FIELDS, Recorder, count_requests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = ["SERIES", "SHARED", "Recording", "Timeline"]
 _MAX_CELLS = 1 << 18               # 80 bytes each, and some hundred in the series made of them
 _AUTO_BINS = 1024
 _ROWS = 1 << 17
+_OF_REQUESTS = ("arrivals", "first_admissions", "completed", "admitted_prompt_tokens", "reused_prompt_tokens")
 
 SERIES: dict[str, str] = {
     "running": "requests in the batch, mean over the time",
@@ -109,7 +110,9 @@ class Timeline:
     end_ms : float
         When the replay ended.
     requests : mapping
-        Per-request columns (`Simulation.per_request`).
+        Of each request that arrived, as in `Simulation.per_request`: `arrival_time_ms`, `first_admit_ms`,
+        `last_token_ms`, `input_length`, `reused_input_tokens`, `decode_worker_idx`, with prefill workers
+        `prefill_worker_idx`; and `completed`. They are looked at here and not kept.
 
     Attributes
     ----------
@@ -167,33 +170,20 @@ class Timeline:
 
     def _of_requests(self, requests: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
         """Series that follow from the requests' own times; part by part, so that memory does not grow with the run."""
-        names = ("arrivals", "first_admissions", "completed", "admitted_prompt_tokens", "reused_prompt_tokens")
-        out = {name: np.zeros(len(self.pools) * len(self.start_ms)) for name in names}
-        total = len(requests["terminal_status"])
+        workers, bins = len(self.pools), len(self.start_ms)
+        out = np.zeros((len(_OF_REQUESTS), workers, bins))
+        total = len(requests["completed"])
         for start in range(0, total, _ROWS):
             part = {name: column[start:start + _ROWS] for name, column in requests.items()}
             last = worker_numbers(part["decode_worker_idx"], self.pools, "decode")
             first = worker_numbers(part["prefill_worker_idx"], self.pools, "prefill") if (
                 "prefill" in self.pools) else last
-            admitted = part["first_admit_ms"]
-            ended = np.where(part["terminal_status"] == "completed", part["last_token_ms"], np.nan)
-            self._count(out["arrivals"], part["arrival_time_ms"], first)
-            self._count(out["first_admissions"], admitted, first)
-            self._count(out["completed"], ended, last)
-            self._count(out["admitted_prompt_tokens"], admitted, first, part["input_length"])
-            self._count(out["reused_prompt_tokens"], admitted, first, np.maximum(part["reused_input_tokens"], 0))
-        shaped = {name: sums.reshape(len(self.pools), -1) for name, sums in out.items()}
+            count_requests(out, self.interval_ms, first, last, part["arrival_time_ms"], part["first_admit_ms"],
+                           part["last_token_ms"], part["completed"], part["input_length"],
+                           part["reused_input_tokens"])
+        shaped: dict[str, FloatArray] = dict(zip(_OF_REQUESTS, out, strict=True))
         shaped["cache_hit_ratio"] = _ratio(shaped["reused_prompt_tokens"], shaped["admitted_prompt_tokens"])
         return shaped
-
-    def _count(self, sums: FloatArray, at: FloatArray, worker: NDArray[np.int64],
-               weight: NDArray[Any] | None = None) -> None:
-        """Add a part of the requests, each at its time and worker, to the bins of all workers."""
-        bins = len(self.start_ms)
-        known = ~np.isnan(at) & (worker >= 0)
-        place = np.minimum((at[known] / self.interval_ms).astype(np.int64), bins - 1) + worker[known] * bins
-        weights = None if weight is None else weight[known].astype(np.float64)
-        sums += np.bincount(place, weights, minlength=len(sums))
 
     def total(self, name: str) -> FloatArray:
         """A series over all workers: ratios of the sums, means of shares, sums of all else; shape (bins,)."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrow_arrays import nulls, numbers
 from ..trace import MAX_BLOCK_SIZE, Trace, TraceError
 from .named import UNITS, make_trace, resolve, time_unit
 from .registry import Format, Head
@@ -108,8 +109,7 @@ class _Reader:
     def integers(self, field: str, column: Any, missing: int | None, low: int = 0) -> NDArray[np.int64]:
         """int64[n]; nulls as `missing`, or as errors."""
         self._kind(field, column, "integers", "integer", "floating")
-        empty = column.is_null().to_numpy(zero_copy_only=False)
-        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        empty, values = nulls(column), numbers(column)
         if values.dtype.kind == "f":
             odd = ~(np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2**53))
             for row in np.flatnonzero(odd & ~empty).tolist():
@@ -131,15 +131,14 @@ class _Reader:
         """float64[n], ms; NaN for null. Time stamps count from the earliest."""
         types = self.pa.types
         self._kind(field, column, "numbers or times", "integer", "floating", "timestamp", "duration")
-        empty = column.is_null().to_numpy(zero_copy_only=False)
+        empty, values = nulls(column), numbers(column)
         if types.is_timestamp(column.type) or types.is_duration(column.type):
             scale = UNITS[column.type.unit]
-            values = column.cast(self.pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
             known = values[~empty]
             start = known.min() if types.is_timestamp(column.type) and len(known) else 0
             result = np.asarray((values - start) * scale if scale >= 1 else (values - start) / (1 / scale), np.float64)
         else:
-            result = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+            result = values.astype(np.float64)
             result = result * unit if unit != 1.0 else result
         for row in np.flatnonzero(~np.isfinite(result) & ~empty).tolist():
             self.bad(row, field, f"must be a finite number, is {result[row]}")
@@ -160,14 +159,13 @@ class _Reader:
         self._kind(field, column, "lists of integers", "list", "large_list")
         if not self.pa.types.is_integer(column.type.value_type):
             self.source.fail(None, field, f"is a column of {column.type}, not of lists of integers")
-        column = column.fill_null([])
-        lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = np.where(nulls(column), 0, np.diff(numbers(column.offsets)))
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         flat = column.flatten()
         if flat.null_count:
-            row = int(np.searchsorted(offsets, flat.is_null().to_numpy(zero_copy_only=False).argmax(), "right")) - 1
+            row = int(np.searchsorted(offsets, nulls(flat).argmax(), "right")) - 1
             self.source.fail(row + 1, field, "holds a null")
-        values = flat.to_numpy(zero_copy_only=False)
+        values = numbers(flat)
         high = _MAX[field]
         if len(values):
             outside = (values < 0) | ((values > high) if values.dtype.kind != "u" or values.dtype.itemsize < 8 else

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..arrow_arrays import arrow_array
 from ..report import write_atomically
 from ..trace import Trace
 from . import columns
@@ -83,26 +84,28 @@ def to_arrow(trace: Trace) -> Any:
                          f"write {columns.SUFFIX} or .jsonl")
     table: dict[str, Any] = {}
     if not np.isnan(trace.arrival_ms).all():
-        table["timestamp"] = pa.array(trace.arrival_ms, mask=np.isnan(trace.arrival_ms))
-    table["input_length"], table["output_length"] = pa.array(trace.input_length), pa.array(trace.output_length)
-    table["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(trace.hash_offsets), pa.array(trace.hash_ids))
+        table["timestamp"] = arrow_array(trace.arrival_ms, np.isnan(trace.arrival_ms))
+    table["input_length"], table["output_length"] = arrow_array(trace.input_length), arrow_array(trace.output_length)
+    table["hash_ids"] = pa.LargeListArray.from_arrays(arrow_array(trace.hash_offsets), arrow_array(trace.hash_ids))
     if not trace.is_single_turn or trace.session_ids is not None:
         names = trace.session_ids or [f"session_{k}" for k in range(trace.n_sessions)]
-        table["session_id"] = pa.DictionaryArray.from_arrays(pa.array(trace.session), pa.array(list(names)))
-        table["delay"] = pa.array(trace.delay_ms, mask=trace.turn == 0)
+        table["session_id"] = pa.DictionaryArray.from_arrays(arrow_array(trace.session),
+                                                             arrow_array(np.array(names, object)))
+        table["delay"] = arrow_array(trace.delay_ms, trace.turn == 0)
     if trace.request_ids is not None:
-        table["request_id"] = pa.array(list(trace.request_ids), pa.string())
+        table["request_id"] = arrow_array(np.array(trace.request_ids, object))
     for name in ("priority", "strict_priority"):
         if getattr(trace, name).any():
-            table[name] = pa.array(getattr(trace, name))
+            table[name] = arrow_array(getattr(trace, name))
     if trace.policy_class is not None:
-        table["policy_class"] = pa.array(list(trace.policy_class), pa.string())
-    if trace.output_token_offsets is not None:
-        planned = pa.LargeListArray.from_arrays(pa.array(trace.output_token_offsets), pa.array(trace.output_token_ids))
+        table["policy_class"] = arrow_array(np.array(trace.policy_class, object))
+    if trace.output_token_offsets is not None and trace.output_token_ids is not None:
+        planned = pa.LargeListArray.from_arrays(arrow_array(trace.output_token_offsets),
+                                                    arrow_array(trace.output_token_ids))
         table["output_token_ids"] = planned
     gives_up = getattr(trace, "cancel_after_ms", None)
     if gives_up is not None:
-        table["cancel_after_ms"] = pa.array(gives_up, mask=np.isnan(gives_up))
+        table["cancel_after_ms"] = arrow_array(gives_up, np.isnan(gives_up))
     return pa.table(table, metadata={"mocker.block_size": str(trace.block_size)})
 
 

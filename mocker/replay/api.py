@@ -251,9 +251,6 @@ def run_columns(run: Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_gap = np.where(tokens > 1, np.maximum(last - first, 0.0) / (tokens - 1), np.nan)
     none = np.full(len(rows), -1, np.int32)
-    served_by = run.cluster.worker_of[rows]
-    if run.planning is not None:               # whose workers of the two roles come in any order
-        served_by = np.append(run.cluster.numbers, np.int32(-1))[served_by]
     out: dict[str, NDArray[Any]] = {"row": rows}
     trace = w.trace
     if trace is not None and trace.request_ids is not None:
@@ -267,13 +264,21 @@ def run_columns(run: Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"],
         e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
         output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"],
-        prefill_worker_idx=none, decode_worker_idx=none if run.alone else served_by)
+        prefill_worker_idx=none, decode_worker_idx=none if run.alone else _served_by(run, rows))
     if isinstance(run.cluster, DisaggCluster):
         out.update(_handoff_columns(run.cluster, rows))
     if run.cluster.offload is not None:
         out.update(offload_columns(run.cluster.offload, run.pools.args.block_size, rows))
     out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"]]
     return out
+
+
+def _served_by(run: Run, rows: Any) -> NDArray[np.int32]:
+    """Numbers of the workers, in a pool of their own those of it, that requests went to; -1 for none."""
+    served_by: NDArray[np.int32] = run.cluster.worker_of[rows]
+    if run.planning is not None:               # whose workers of the two roles come in any order
+        served_by = np.append(run.cluster.numbers, np.int32(-1))[served_by]
+    return served_by
 
 
 def arrived_rows(run: Run) -> NDArray[np.int64]:
@@ -657,18 +662,26 @@ def simulation_of(run: Run, report: Report, call: Mapping[str, Any], sla: Sla, r
         return made
 
     scaling = [] if run.planning is None else run.planning.events
+    columns: Any = {} if streamed else lambda: run_columns(run, arrived_rows(run))
     if recording is None:
-        return Simulation(report, {} if streamed else lambda: run_columns(run, arrived_rows(run)), meta,
-                          scaling=scaling)
-    columns = run_columns(run, arrived_rows(run))
-    return Simulation(report, columns, meta, timeline_of(run, recording, columns),
-                      run.cluster.collector.gap_histogram(), scaling)
+        return Simulation(report, columns, meta, scaling=scaling)
+    return Simulation(report, columns, meta, timeline_of(run, recording), run.cluster.collector.gap_histogram(),
+                      scaling)
 
 
-def timeline_of(run: Run, recording: Recording, columns: dict[str, NDArray[Any]]) -> Timeline:
-    cluster = run.cluster
+def timeline_of(run: Run, recording: Recording) -> Timeline:
+    cluster, rows = run.cluster, arrived_rows(run)
     assert cluster.recorder is not None
     decode = "aggregated" if run.pools.prefill_args is None else "decode"
     pools = ["prefill" if role == PREFILL else decode for role in cluster.roles]
-    return Timeline(cluster.recorder, pools, cluster.capacities(), cluster.last_timestamp(), columns,
+    some: Any = ALL if len(rows) == len(run.workload) else rows        # views will do, it looks at once
+    c = run.admissions(some)
+    requests = {"arrival_time_ms": cluster.arrival_of[some], "first_admit_ms": c["first_admit_ms"],
+                "last_token_ms": c["last_token_ms"], "completed": c["terminal"] == 1,
+                "input_length": run.workload.prompt[some], "reused_input_tokens": c["reused_input_tokens"],
+                "decode_worker_idx": _served_by(run, some)}
+    if isinstance(cluster, DisaggCluster):
+        handoffs = _handoff_columns(cluster, some)
+        requests |= {name: handoffs[name] for name in ("prefill_worker_idx", "reused_input_tokens")}
+    return Timeline(cluster.recorder, pools, cluster.capacities(), cluster.last_timestamp(), requests,
                     log=recording.passes > 0)

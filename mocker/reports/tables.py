@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..arrow_arrays import arrow_array
 from ..report import compressed, write_atomically
 from ..text import csv_lines, csv_text
 
@@ -54,8 +57,11 @@ def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
     except ImportError as error:
         raise ImportError("a .parquet file needs pyarrow, which is not installed: pip install 'mocker-llm[parquet]'; "
                           "or use .csv") from error
-    arrays = {key: pa.array(values, from_pandas=True) for key, values in columns.items()}
-    table = pa.table({key: array.dictionary_encode() if key == "pool" else array for key, array in arrays.items()})
+    arrays = {key: arrow_array(values, np.isnan(values) if values.dtype.kind == "f" else None)
+              for key, values in columns.items() if key != "pool"}
+    pools, number = np.unique(columns["pool"].astype(str), return_inverse=True)
+    arrays["pool"] = pa.DictionaryArray.from_arrays(arrow_array(number.astype(np.int32)), arrow_array(pools))
+    table = pa.table({key: arrays[key] for key in columns})
     with write_atomically(path) as file:
         pq.write_table(table, file, compression="zstd")
     return Path(path)

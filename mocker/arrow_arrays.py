@@ -1,0 +1,90 @@
+"""NumPy columns as Arrow arrays and back, by their buffers.
+
+`pyarrow.array` and `to_numpy` do the same, but import pandas if that is installed, only to ask whether they were given
+a Series of it: that takes several times as long as a replay.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .extras import import_extra
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["arrow_array", "nulls", "numbers"]
+
+
+def arrow_array(column: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> Any:
+    """A `pyarrow.Array` of numbers or of text.
+
+    Parameters
+    ----------
+    column : ndarray, shape (n,)
+        Integers, floating-point numbers, booleans or objects.
+    missing : ndarray of bool, shape (n,), optional
+        Entries that become null. Of objects, None does so in any case.
+
+    Raises
+    ------
+    ImportError
+        pyarrow is not installed.
+    """
+    pa = import_extra("pyarrow", "parquet", "an Arrow table")
+    if column.dtype.kind in "OU":
+        values = column.tolist()
+        if missing is not None and missing.any():
+            values = [None if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
+        if not all(value is None or isinstance(value, str) for value in values):
+            return pa.array(values)
+        return _text(pa, values)
+    if column.dtype.kind == "b":
+        kind, data = pa.bool_(), _bits(column)
+    else:
+        kind, data = pa.from_numpy_dtype(column.dtype), np.ascontiguousarray(column)
+    valid = pa.py_buffer(_bits(~missing)) if missing is not None and missing.any() else None
+    return pa.Array.from_buffers(kind, len(column), [valid, pa.py_buffer(data)])
+
+
+def _bits(valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.packbits(valid, bitorder="little")
+
+
+def _text(pa: Any, values: list[str | None]) -> Any:
+    encoded = [b"" if value is None else value.encode() for value in values]
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    large = int(offsets[-1]) > np.iinfo(np.int32).max
+    valid = None
+    if None in values:
+        valid = pa.py_buffer(_bits(np.array([value is not None for value in values], np.bool_)))
+    return pa.Array.from_buffers(pa.large_string() if large else pa.string(), len(values), [
+        valid, pa.py_buffer(offsets if large else offsets.astype(np.int32)), pa.py_buffer(b"".join(encoded))])
+
+
+def nulls(array: Any) -> NDArray[np.bool_]:
+    """Which entries of a `pyarrow.Array` are null, shape (n,)."""
+    if array.null_count == 0:
+        return np.zeros(len(array), np.bool_)
+    valid = array.buffers()[0]
+    if valid is None:              # all of them, or a type that has no such bits
+        return np.array([value is None for value in array.to_pylist()], np.bool_)
+    bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[array.offset:array.offset + len(array)]
+    return np.equal(bits, 0)
+
+
+def numbers(array: Any) -> NDArray[Any]:
+    """Values of a `pyarrow.Array` of integers, floating-point numbers or times, shape (n,); 0 where it is null.
+
+    Without nulls they are a view of the array's memory.
+    """
+    types = import_extra("pyarrow.types", "parquet", "an Arrow table")
+    times = types.is_timestamp(array.type) or types.is_duration(array.type)
+    dtype = np.dtype(np.int64 if times else array.type.to_pandas_dtype())
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(len(array), dtype)
+    values: NDArray[Any] = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    return np.where(nulls(array), 0, values) if array.null_count else values
