@@ -14,7 +14,7 @@ from mocker._offload cimport (
     world_free, world_init)
 from mocker._offload_links cimport Link, link_init, link_next
 from mocker._offload_pass cimport tiers_make_room
-from mocker._offload_tiers cimport Run, Tier, tier_init
+from mocker._offload_tiers cimport MOST_REQUESTS, Run, Tier, tier_init
 from mocker._record cimport Recorder
 
 MAX_WORKERS = 1024
@@ -218,6 +218,8 @@ cdef class OffloadTiers:
         cdef Future* f = &self.future
         cdef int64_t[::1] starts, uses, rows, place
         cdef int32_t[::1] deepest, before
+        if len(order) > MOST_REQUESTS:
+            raise ValueError(f"Belady's policy knows at most {MOST_REQUESTS:,} requests a worker, got {len(order):,}")
         at, found, places = segment[order], [], []
         while (at >= 0).any():                 # segment by segment towards the root
             here = np.flatnonzero(at >= 0)

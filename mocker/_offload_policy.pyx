@@ -16,7 +16,8 @@ from mocker._common cimport ERR_MEMORY, NIL, int32_t, int64_t, uint64_t
 from mocker._offload_blocks cimport Span, catalog_number, span_part
 from mocker._offload_marks cimport marks_free, marks_look, marks_set
 from mocker._offload_tiers cimport (
-    EVICT_BELADY, EVICT_LFU, EVICT_S3FIFO, Future, Run, heap_put, heap_renew, heap_take, run_split, set_ticks)
+    EVICT_BELADY, EVICT_LFU, EVICT_S3FIFO, MOST_REQUESTS, Future, Run, heap_put, heap_renew, heap_take, run_split,
+    set_ticks)
 
 cdef enum:
     MOST_USES = 255
@@ -48,7 +49,7 @@ cdef int64_t policy_bias(Tier* t, int32_t run) noexcept nogil:
         return <int64_t>t.runs[run].uses << 48
     if t.policy == EVICT_BELADY:
         at = next_use(t.future, <int64_t>t.catalog.items[t.runs[run].seg].key)
-        return 0 if at < 0 else (<int64_t>0x3FFFFF - at) << 40
+        return 0 if at < 0 else (<int64_t>MOST_REQUESTS - at) << 36     # ticks count blocks and stay below that
     return 0
 
 

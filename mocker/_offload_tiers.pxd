@@ -9,6 +9,7 @@ cdef enum:                         # eviction policies, see `_offload_policy`
     EVICT_LFU = 1
     EVICT_S3FIFO = 2
     EVICT_BELADY = 3
+    MOST_REQUESTS = 134217727      # of one worker that Belady's policy can tell apart
 
 
 cdef struct Run:                   # consecutive blocks of a segment that are alike
