@@ -11,6 +11,7 @@ from mocker._offload_blocks cimport (
     BlockSet, Span, Spans, set_add, set_discard, span_block, span_part, spans_add, spans_clear)
 from mocker._offload_links cimport link_start
 from mocker._offload_marks cimport marks_look, marks_set
+from mocker._offload_reference cimport lane_reorder
 from mocker._offload_tiers cimport tier_take, tier_unpin
 
 
@@ -118,37 +119,8 @@ cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil:
             b.blocks += list.items[i].count
             b.spans += 1
             i += 1
-    if o.reference:
-        lane_reorder(lane, before)
-
-
-cdef void lane_reorder(Lane* lane, int64_t before) noexcept nogil:
-    """Batches of one burst in the order in which the reference's tasks start them; `before` waited already.
-
-    Each has a task, and the task that was made last runs first. So they reach the link's queue with the last one in
-    front; and of those that may start at once, which have tasks again, the last one starts first. (Queues there hold 8
-    batches: larger bursts stay in order.)
-    """
-    cdef int64_t n = lane.used - lane.head - before, room = lane.limit - lane.active
-    if n > 8:
-        return
-    last_first(lane, n, n)
-    if before == 0:
-        last_first(lane, n, room if room < n else n)
-
-
-cdef void last_first(Lane* lane, int64_t n, int64_t m) noexcept nogil:
-    """Of the last n batches of the queue the m-th comes before the others."""
-    cdef int64_t i, base = lane.used - n
-    cdef Batch last
-    if m < 2:
-        return
-    last = lane.queue[base + m - 1]
-    i = m - 1
-    while i > 0:
-        lane.queue[base + i] = lane.queue[base + i - 1]
-        i -= 1
-    lane.queue[base] = last
+    if o.reference and not lane_reorder(lane, before):
+        o.error = ERR_MEMORY
 
 
 cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:

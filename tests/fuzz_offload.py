@@ -56,6 +56,10 @@ def random_script(seed: int) -> dict:
         args["offload_write_mode"] = "write_through"
     if beyond.random() < 0.2:
         args["offload_min_seen"] = beyond.choice([2, 3])
+    large = beyond.random() < 0.08                 # bursts of more batches than the reference's queues hold
+    if large:
+        pool = args["num_gpu_blocks"] = beyond.choice([20, 30, 40])
+        args |= {"offload_batch_size": beyond.choice([1, 1, 2]), "max_num_batched_tokens": 400, "num_g2_blocks": 64}
     roots = [[rng.randrange(1, 50) for _ in range(block * rng.randrange(1, 5))] for _ in range(rng.randrange(2, 6))]
     workers = rng.choice([1, 1, 1, 2, 3])
     at, requests = 0.0, []
@@ -64,6 +68,8 @@ def random_script(seed: int) -> dict:
         if rng.random() < 0.3:
             tokens = tokens[:rng.randrange(1, len(tokens) + 1)]
         tokens += [rng.randrange(1, 50) for _ in range(rng.choice([0, 0, 1, block, 2 * block]))]
+        if large:
+            tokens += [beyond.randrange(1, 50) for _ in range(block * beyond.choice([0, 9, 14, 25]))]
         budget = args["max_num_batched_tokens"] if not args["enable_chunked_prefill"] else pool * block
         tokens = tokens[:min(pool * block - 1, budget)]
         wanted = min(rng.choice([1, 2, 3, 5, 9, 14]), pool * block - len(tokens))
@@ -217,7 +223,9 @@ def run(script: dict, system: Model | Compiled) -> list[dict]:
 
 def settle(script: dict, system: Model, until: float = 1e9) -> None:
     """Let everything that still moves arrive: what reaches the host goes further down, batch after batch."""
-    for _ in range(8 + sum(len(list(core.tiers.leases)) + len(core.tiers.fresh) for core in system.cores)):
+    for _ in range(2000):
+        if all(core.tiers.idle() for core in system.cores):
+            return
         for worker in range(script["workers"]):
             until += 1e6
             system.tick(worker, until)

@@ -9,6 +9,7 @@ import pytest
 from model.offload_core import OffloadCore
 from model.offload_engine import COMPLETED
 from model.offload_links import Link
+from model.offload_order import start_order
 from model.offload_tiers import Places, Tier
 from model.script import differences, run_script
 from model.sequence import Full
@@ -327,3 +328,15 @@ def test_equal_runs_and_swap_status():
     assert results[0] == results[1]
     assert any(admitted[1] for step in results[0]["steps"] for admitted in step["admissions"])
     assert COMPLETED == "completed"
+
+
+def test_order_of_the_reference():
+    """Up to 8 batches the last one is first, and of those that may start the last once more; then queues are full."""
+    for batches in range(2, 9):
+        for room in range(1, 10):
+            order = [batches - 1, *range(batches - 1)]
+            order.insert(0, order.pop(min(room, batches) - 1))
+            assert start_order(batches, room, 0) == order
+    assert start_order(8, 0, 3) == [7, 0, 1, 2, 3, 4, 5, 6]
+    assert start_order(9, 32, 0) == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+    assert start_order(18, 1, 0) == [7, 15, 0, 1, 2, 3, 4, 5, 17, 6, 8, 9, 10, 11, 12, 13, 14, 16]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .offload_links import Link, earliest
+from .offload_order import start_order
 from .offload_tiers import Places, Tier
 from .sequence import Full
 
@@ -34,13 +35,11 @@ class Lane:
         self.active = 0
 
     def add(self, lease: "Lease", blocks: list[Full], size: int, reference: bool = False) -> None:
-        """In order; the reference's tasks start the last one of a burst first, and so the last of those that may."""
+        """In order, but for the reference's own."""
         batches = [Batch(lease, blocks[first : first + size]) for first in range(0, len(blocks), size)]
-        if reference and 1 < len(batches) <= 8:
-            batches.insert(0, batches.pop())
-            first_wave = self.limit - self.active
-            if not self.waiting and first_wave > 1:
-                batches.insert(0, batches.pop(min(first_wave, len(batches)) - 1))
+        if reference and len(batches) > 1:
+            order = start_order(len(batches), self.limit - self.active, len(self.waiting))
+            batches = [batches[number] for number in order]
         self.waiting += batches
 
     def pump(self, start) -> None:
