@@ -38,7 +38,7 @@ cdef class Cluster(Lanes):
     cdef int64_t n_held
     # planner
     cdef object planner                  # ``planner(now) -> (targets by role or None, time of the next tick or None)``
-    cdef object recruit                  # ``recruit(role, number) -> engine``
+    cdef object recruit                  # ``recruit(role, number, offload) -> engine``
     cdef object failure                  # exception of one of them
     cdef bint failed                     # by that, or by the router, see `RouterCore.raise_error`
     cdef double tick_at                  # ms; infinity: no more ticks

@@ -481,7 +481,8 @@ cdef class Cluster(Lanes):
         planner : callable
             ``planner(now_ms) -> ((prefill, decode) or None, next tick in ms or None)``; the targets may be None too.
         recruit : callable
-            ``recruit(role, number) -> engine`` for new workers; role 0 is prefill, 1 decode or both.
+            ``recruit(role, number, offload) -> engine`` for new workers, above the tiers of this replay; role 0 is
+            prefill, 1 decode or both.
         first_tick : float
             When the planner is asked first, ms; infinity for never.
         startup_ms, prefill_startup_ms : float
@@ -504,6 +505,11 @@ cdef class Cluster(Lanes):
                 (<SglangCore*>self.cores[worker]).metrics = True
             else:
                 (<Core*>self.cores[worker]).metrics = True
+        return self.watch
+
+    def replan(self, planner):
+        """Let another planner go on in place of the one of `set_planner`; returns the Watch."""
+        self.planner = planner
         return self.watch
 
     cdef bint starting(self) noexcept nogil:
@@ -578,7 +584,8 @@ cdef class Cluster(Lanes):
         cdef double startup = self.startup_ms[role]
         cdef bint added = excess < 0
         for _ in range(-excess):
-            worker = self.hire(self.recruit(role, t.used), role, LIFE_STARTING if startup > 0.0 else LIFE_ACTIVE)
+            worker = self.hire(self.recruit(role, t.used, self.offload), role,
+                               LIFE_STARTING if startup > 0.0 else LIFE_ACTIVE)
             if startup > 0.0 and not self.expect(worker, self.now + startup):
                 raise MemoryError
         i = t.used - 1

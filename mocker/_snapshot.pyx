@@ -40,7 +40,7 @@ from mocker._rules_engine cimport RulesEngine
 from mocker._sglang cimport SglangCore, SglRequest, sgl_free
 from mocker._sglang_engine cimport SglangEngine
 from mocker._steps cimport Steps
-from mocker._watch cimport Watch
+from mocker._watch cimport Note, Seen, Watch
 from mocker._workers cimport KIND_RULES, KIND_SGLANG, ROLE_PREFILL, Team, View
 
 LAYOUT = (sizeof(Core), sizeof(Request), sizeof(SglangCore), sizeof(SglRequest), sizeof(VllmRulesCore), sizeof(Router),
@@ -73,6 +73,13 @@ cdef void collector_carry(Carrier* io, Collector k, int64_t n) noexcept nogil:
     carry(io, k.rows.first_reused, n * <int64_t>sizeof(int64_t))
     carry(io, k.rows.terminal, n)
     gaps_carry(io, &k.gaps)
+
+
+cdef void watch_carry(Carrier* io, Seen* s) noexcept nogil:
+    cdef int role
+    carry(io, s, sizeof(Seen))
+    for role in range(2):
+        carry_array(io, <void**>&s.notes[role], s.used[role], s.cap[role], sizeof(Note))
 
 
 cdef void steps_carry(Carrier* io, Steps* q) noexcept nogil:
@@ -191,6 +198,8 @@ cdef int everything(Carrier* io, Cluster c) except -1:
         workers_carry(io, c)
         if c.offload is not None:
             below_carry(io, c.offload, parked, blocks, c.n)
+        if c.watch is not None:
+            watch_carry(io, &c.watch.s)
         if c.timeline != NULL:
             timeline_carry(io, c.timeline)
         for i in range(2):
@@ -231,8 +240,6 @@ def save(Cluster c):
 
 def head_of(Cluster c):
     """What `load` and `copy` have to know of a replay."""
-    if c.grow is not None:
-        raise ValueError("prompts that grow are not carried")
     return {"layout": LAYOUT, "rows": c.n, "roles": c.roles,
             "gone": [engine is None for engine in c.engines], "departed": dict(c.departed), "leavers": list(c.leavers),
             "apart": c.apart_gaps != NULL, "columns": columns_of(c), "seats": seats_of(c),
@@ -256,6 +263,8 @@ cdef dict columns_of(Cluster c):
     if c.ranked:
         columns.update(priority=c.priority, strict=c.strict, policy=c.policy)
     columns = {name: np.asarray(column)[:n] for name, column in columns.items()}
+    if c.grow is not None:
+        columns["prompt"], columns["limit"] = columns["prompt"].copy(), columns["limit"].copy()
     columns.update(next_offsets=np.asarray(c.next_offsets)[:n + 1], next_rows=np.asarray(c.next_rows),
                    roots=np.asarray(c.roots))
     return columns
@@ -329,6 +338,8 @@ cdef object twin(Cluster like, dict head, tokens):
     engines = [empty_engine(templates.get(role, some), like.kind) for role in head["roles"]]
     collector, below = Collector(n, False), empty_world(like, head, engines, some)
     k = head["columns"]
+    if like.grow is not None:                  # written when prompts become known
+        k = {**k, "prompt": k["prompt"].copy(), "limit": k["limit"].copy()}
     arguments = (engines, collector, k["arrival"], k["prompt"], k["limit"],
                  like.paths if head["paths"] is None else head["paths"], tokens)
     if isinstance(like, DisaggCluster):
@@ -356,6 +367,7 @@ cdef object twin(Cluster like, dict head, tokens):
         c.held = np.empty(n, np.int64)
     if like.recorder is not None:
         c.record(Recorder(1.0, 2))
+    c.grow = like.grow
     c.departed, c.leavers = dict(head["departed"]), list(head["leavers"])
     for w in range(c.workers):
         if head["gone"][w]:
@@ -412,6 +424,11 @@ cdef int connect(Cluster c) except -1:
         k.rows, k.gaps = &to.rows, &to.gaps if c.apart_gaps == NULL else &c.apart_gaps[w]
         c.views[w].ended = k.ended
     return 0
+
+
+def lengths(Cluster c):
+    """Prompt lengths and limits by row, which are written when prompts become known."""
+    return np.asarray(c.prompt), np.asarray(c.limit)
 
 
 def load(Cluster like, bytes data, dict head, tokens):

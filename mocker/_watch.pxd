@@ -21,24 +21,28 @@ cdef struct Note:                  # one pass; the fields of `NOTE`
     double var_queued_decode_kv_tokens
 
 
+cdef struct Seen:                  # since the last tick
+    bint collect                   # note passes
+    bint short_of_memory
+    Note* notes[2]                 # [used] by role
+    int64_t used[2]
+    int64_t cap[2]
+    double began                   # ms, when the window began
+    int64_t requests
+    int64_t prompt_tokens
+    int64_t output_tokens
+    double ttft                    # ms, sum
+    int64_t ttfts
+    double itl                     # ms, sum of the requests' means
+    int64_t itls
+    double hit_rate                # sum of the admissions' cached shares
+    int64_t hits
+    int64_t made                   # tokens
+    int64_t made_by                # requests in the passes that made them
+
+
 cdef class Watch:
-    cdef bint collect              # note passes
-    cdef bint short_of_memory
-    cdef Note* notes[2]            # [used] by role
-    cdef int64_t used[2]
-    cdef int64_t cap[2]
-    cdef double began              # ms, when the window began
-    cdef int64_t requests
-    cdef int64_t prompt_tokens
-    cdef int64_t output_tokens
-    cdef double ttft               # ms, sum
-    cdef int64_t ttfts
-    cdef double itl                # ms, sum of the requests' means
-    cdef int64_t itls
-    cdef double hit_rate           # sum of the admissions' cached shares
-    cdef int64_t hits
-    cdef int64_t made              # tokens
-    cdef int64_t made_by           # requests in the passes that made them
+    cdef Seen s
 
     cdef void saw_pass(self, int role, int64_t number, double seconds, const Spread* fpm, int64_t prefill,
                        int64_t prefix) noexcept nogil

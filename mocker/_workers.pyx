@@ -614,7 +614,7 @@ cdef class Workers:
 
     cdef void measure(self, int64_t worker) noexcept nogil:
         """Work out the metrics of the pass that a worker has just been given."""
-        if not self.watch.collect:
+        if not self.watch.s.collect:
             return
         if self.kind == KIND_SGLANG:
             sgl_metrics(<SglangCore*>self.cores[worker])
@@ -631,13 +631,13 @@ cdef class Workers:
         if self.kind == KIND_SGLANG:
             g = <SglangCore*>self.cores[worker]
             made_by = g.made_by
-            if self.watch.collect:
+            if self.watch.s.collect:
                 self.watch.saw_pass(self.role[worker], self.number[worker], seconds, &g.fpm[0], g.fpm_prefill_tokens,
                                     g.fpm_prefix_tokens)
         else:
             c = <Core*>self.cores[worker]
             made_by = c.made_by
-            if self.watch.collect:
+            if self.watch.s.collect:
                 self.watch.saw_pass(self.role[worker], self.number[worker], seconds, &c.fpm[0], c.fpm_prefill_tokens,
                                     c.fpm_prefix_tokens)
         if self.role[worker] == ROLE_DECODE:

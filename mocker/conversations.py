@@ -7,6 +7,7 @@ a request, and the memory of every session's last prompt.
 """
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,20 @@ class Conversations:
                                                                   strict=True) if count}
         self.said: dict[int, NDArray[np.uint32]] = {}
         self.collector: Collector | None = None
+
+    def copied(self, prompt: NDArray[np.int64], said: dict[int, NDArray[np.uint32]]) -> Conversations:
+        """The same trace in a copy of a replay, from what sessions have said so far.
+
+        Parameters
+        ----------
+        prompt : ndarray of int64
+            Length of each row's prompt as far as it is known; written by `prepare`.
+        said : dict
+            A session's newest prompt, as the attribute of this name; copied, its arrays are not.
+        """
+        made = copy.copy(self)
+        made.prompt, made.said, made.collector = prompt, dict(said), None
+        return made
 
     def plan(self, row: int) -> NDArray[np.uint32]:
         """The answer that a turn would get."""

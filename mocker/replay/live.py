@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ from ..workload import SyntheticSpec
 from .api import SLICE_PASSES, Run, free_rows, prepare, run_report, set_links, set_up, simulate, simulation_of
 from .fast import fast_paths
 from .injection import Injected, Prefixes, checked
-from .planner import DECODE, PREFILL, Planning, ScalingEvent
-from .pools import Routing, output_limits
+from .planner import DECODE, PREFILL, Planning, ScalingEvent, copied
+from .pools import Routing, output_limits, set_growing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +67,9 @@ class Snapshot:
     _head: dict[str, Any]
     _key: str
     _injected: tuple[Injected, ...]
+    _planner: Any
     _scaling: tuple[ScalingEvent, ...]
+    _said: dict[int, NDArray[np.uint32]] | None
     _busy_ms: float
 
     @property
@@ -431,21 +433,37 @@ class RunningSimulation:
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def _copyable(self) -> None:
-        self._sound()
-        if self._workload.growing is not None:
-            raise ValueError("a simulation whose prompts depend on earlier answers cannot be copied")
-        if self._arguments["planner"] is not None:
-            raise ValueError("a simulation with a planner cannot be copied, since its planner cannot; open it with "
-                             "scaling=True and scale it yourself")
+    def _attend(self, planner: Any, events: Sequence[ScalingEvent],
+                said: dict[int, NDArray[np.uint32]] | None) -> None:
+        """Tie a copied cluster to a planner, and to what was said in sessions whose prompts grow."""
+        if self._planning is not None:
+            self._planning = self._planning.taken_over(planner, self._cluster, events)
+        if said is not None and self._workload.growing is not None:
+            prompt, limit = _snapshot.lengths(self._cluster)
+            growing = self._workload.growing.copied(prompt, said)
+            self._workload = replace(self._workload, prompt=prompt, tokens=growing, growing=growing)
+            set_growing(self._cluster, self._workload, self._pools.args, limit)
+
+    @property
+    def planner(self) -> Any:
+        """The planner that is asked, or None: the one given, in copies and after `restore` a copy of it."""
+        return None if self._planning is None or self._arguments["scaling"] else self._planning.planner
 
     def snapshot(self) -> Snapshot:
-        """Its whole state, O(what is resident). Columns that nobody changes are shared, not copied."""
-        self._copyable()
+        """Its whole state, O(what is resident). Columns that nobody changes are shared, not copied.
+
+        Raises
+        ------
+        ValueError
+            Its planner cannot be copied.
+        """
+        self._sound()
+        planning, growing = self._planning, self._workload.growing
+        planner, events = (None, ()) if planning is None else (copied(planning.planner), tuple(planning.events))
         data, head = _snapshot.save(self._cluster)
-        events = () if self._planning is None else tuple(self._planning.events)
         return Snapshot(self.now_ms, data, {**head, "ahead": self._ahead, "clock": self._clock}, self._key,
-                        tuple(self._injected), events, self._busy_ms)
+                        tuple(self._injected), planner, events, None if growing is None else dict(growing.said),
+                        self._busy_ms)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back (or on) to a snapshot of this simulation or of one of its forks; any number of times."""
@@ -454,25 +472,31 @@ class RunningSimulation:
         if snapshot._key != self._key:
             raise ValueError("this snapshot is of another simulation")
         tokens = self._tokens if _live.tokens_wanted(self._cluster) else None
+        planner = copied(snapshot._planner)
         self._cluster = _snapshot.load(self._cluster, snapshot._data, snapshot._head, tokens)
         self._begin(self._key)
         self._injected, self._known = list(snapshot._injected), None
         self._clock, self._ahead = snapshot._head["clock"], snapshot._head["ahead"]
         self._busy_ms = snapshot._busy_ms
-        if self._planning is not None:
-            self._planning.events = list(snapshot._scaling)
+        self._attend(planner, snapshot._scaling, snapshot._said)
 
     def fork(self) -> RunningSimulation:
-        """An independent simulation in the same state; both go on the same way, bit for bit."""
-        self._copyable()
+        """An independent simulation in the same state; both go on the same way, bit for bit.
+
+        Raises
+        ------
+        ValueError
+            Its planner cannot be copied.
+        """
+        self._sound()
+        planning, growing = self._planning, self._workload.growing
+        planner = None if planning is None else copied(planning.planner)
         made = object.__new__(RunningSimulation)
         made.__dict__.update(self.__dict__)
         made._cluster = _snapshot.copy(self._cluster, made._tokens if _live.tokens_wanted(self._cluster) else None)
         made._injected, made._known = list(self._injected), None if self._known is None else self._known.copy()
         made._result, made._state = None, np.zeros(0, _live.WORKER)
-        if self._planning is not None:
-            made._planning = Planning(_NoTicks())
-            made._planning.events = list(self._planning.events)
+        made._attend(planner, () if planning is None else planning.events, None if growing is None else growing.said)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -483,7 +507,7 @@ class RunningSimulation:
     # -- the result ------------------------------------------------------------------------------------------------
 
     def result(self) -> Simulation:
-        """The result so far, or the final one. Of an unfinished simulation a fork is asked, which may not be possible.
+        """The result so far, or the final one. Of an unfinished simulation a fork is asked.
 
         With injected requests the columns `session_id`, `turn_index` and `request_id` are left out.
         """

@@ -12,6 +12,7 @@ is a planner::
 """
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ import numpy as np
 from .._disagg import DisaggCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -100,7 +101,7 @@ class Planning:
         self._cluster: Cluster
         self._watch: Watch
 
-    def join(self, cluster: Cluster, pools: Pools, recruit: Callable[[int, int], Any]) -> None:
+    def join(self, cluster: Cluster, pools: Pools, recruit: Callable[[int, int, Any], Any]) -> None:
         """Take part in a replay that has not begun."""
         first = self.planner.initial_tick_ms()
         if isinstance(first, bool) or not isinstance(first, (int, float, np.number)):
@@ -111,6 +112,13 @@ class Planning:
         self._watch = cluster.set_planner(
             self._tick, recruit, first_tick=max(float(first), 0.0) if math.isfinite(first) else math.inf,
             startup_ms=startup[DECODE], prefill_startup_ms=startup[PREFILL], metrics=self._fpm != "none")
+
+    def taken_over(self, planner: Planner, cluster: Cluster, events: Sequence[ScalingEvent]) -> Planning:
+        """The same by another planner, in a copy of the replay with this history."""
+        made = Planning(planner)
+        made.events, made._cluster, made._roles = list(events), cluster, self._roles
+        made._watch = cluster.replan(made._tick)
+        return made
 
     def _tick(self, now: float) -> tuple[tuple[int | None, int | None] | None, float | None]:
         prefill, decode = (self._cluster.team(role)[:2] for role in (PREFILL, DECODE))
@@ -143,6 +151,16 @@ class Planning:
             return passes
         names = passes.dtype.names or ()
         return [dict(zip(names, row, strict=True)) for row in passes.tolist()]
+
+
+def copied(planner: Any) -> Any:
+    """A copy of a planner as it is now; ValueError if it cannot be copied."""
+    try:
+        return copy.deepcopy(planner)
+    except Exception as error:
+        kind = type(planner).__name__
+        raise ValueError(f"the planner cannot be copied: copy.deepcopy of {kind} raised {type(error).__name__}: "
+                         f"{error}; give {kind} a __deepcopy__ that copies its state") from error
 
 
 def _checked(decision: Any) -> tuple[tuple[int | None, int | None], float | None]:

@@ -208,13 +208,12 @@ def _set_ranks(cluster: Cluster, router: RouterCore | None, trace: Trace | None,
     cluster.set_ranks(trace.priority.astype(np.int64), trace.strict_priority.astype(np.int64), codes)
 
 
-def _set_growing(cluster: Cluster, workload: Workload, args: MockEngineArgs, collector: Collector,
-                 limit: NDArray[np.int64]) -> None:
+def set_growing(cluster: Cluster, workload: Workload, args: MockEngineArgs, limit: NDArray[np.int64]) -> None:
     """Let prompts that become known during the replay, and what follows from their lengths, be written."""
     growing = workload.growing
     if growing is None:
         return
-    growing.collector = collector
+    growing.collector = cluster.collector
 
     def grow(row: int) -> None:
         growing.prepare(row)
@@ -299,8 +298,8 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if prefill is not None:
         both = _make_both(pools, prefill, workload, routing, collector, cap, real_tokens, fast, compat)
         if planning is not None:
-            planning.join(both, pools, lambda role, number: _recruit(
-                (prefill, args)[role], number, real_tokens, role == 0 and routing.routed, both.offload, compat))
+            planning.join(both, pools, lambda role, number, below: _recruit(
+                (prefill, args)[role], number, real_tokens, role == 0 and routing.routed, below, compat))
         return both, True
     router = None
     if routing.routed:
@@ -322,12 +321,12 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     _look_below(router, world, args, compat == "reference")
     if router is not None or args.vllm_scheduling_policy == "priority" or args.admission_score is not None:
         _set_ranks(cluster, router, workload.trace, len(workload), args.admission_score is not None)
-    _set_growing(cluster, workload, args, collector, limit)
+    set_growing(cluster, workload, args, limit)
     if workload.cancel_after is not None:
         cluster.set_cancellations(workload.cancel_after)
     if planning is not None:
-        planning.join(cluster, pools, lambda _, number: _recruit(args, number, real_tokens, routing.routed, world,
-                                                                 compat))
+        planning.join(cluster, pools, lambda _, number, below: _recruit(args, number, real_tokens, routing.routed,
+                                                                        below, compat))
     return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1
                                                                and not world.apart)
 
@@ -361,7 +360,7 @@ def _make_both(pools: Pools, prefill: MockEngineArgs, workload: Workload, routin
     scored = prefill.admission_score is not None or decode.admission_score is not None
     if first is not None or scored:
         _set_ranks(cluster, first, workload.trace, len(workload), scored)
-    _set_growing(cluster, workload, decode, collector, limit)
+    set_growing(cluster, workload, decode, limit)
     if workload.cancel_after is not None:
         cluster.set_cancellations(workload.cancel_after)
     return cluster
