@@ -11,6 +11,7 @@ from mocker._kv_ranked cimport pool_rank
 from mocker._offload_blocks cimport Catalog, Spans
 from mocker._ranks cimport Freed, Rank, Ranks
 from mocker._rules cimport Batched, Copy, Extra, Hold, Piece2, VllmRulesCore
+from mocker._rules_copies cimport copies_rank
 from mocker._timing cimport Model, Timing
 
 
@@ -105,6 +106,7 @@ cdef void rules_carry(Carrier* io, VllmRulesCore* x) noexcept nogil:
     cdef int64_t i, places
     carry(io, x, sizeof(VllmRulesCore))
     x.c = c
+    copies_rank(x)
     places = <int64_t>x.table_mask + 1
     carry_array(io, <void**>&x.copies, x.copies_used, x.copies_cap, sizeof(Copy))
     carry_array(io, <void**>&x.table_keys, places, places, sizeof(uint64_t))

@@ -119,6 +119,7 @@ cdef int32_t pool_find(Pool* p, uint64_t key) noexcept nogil
 cdef void evict(Pool* p, int64_t count) noexcept nogil
 cdef bint evict_from(Pool* p, int32_t run, int64_t n) noexcept nogil
 cdef void run_gone(Pool* p, int32_t run) noexcept nogil
+cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil
 cdef Event* event_new(Pool* p, bint stored) noexcept nogil
 cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
                       uint32_t* tokens) noexcept nogil

@@ -3,12 +3,16 @@ from mocker._common cimport int32_t, int64_t
 from mocker._hooks cimport Hook
 
 
+ctypedef int32_t (*CutFn)(void* owner, int32_t run, int32_t at) noexcept nogil     # the deeper part, from block `at` on
+
+
 cdef struct Rank:                  # of a run
     double key                     # the lowest is evicted first,
     int64_t sequence               # of equal ones the one released first,
     int32_t start                  # of one that was cut since then its deepest part (first block, in its segment)
     int32_t place                  # in `heap`, NIL: not there; somebody may hold it all the same
-    double floor                   # highest key of what was released below it
+    double floor                   # highest key of what was released below its last block,
+    double above                   # and below any other
     int64_t releases               # requests that have given it back; all but the first had taken it over
 
 
@@ -21,6 +25,8 @@ cdef struct Freed:                 # a run that the release under way has left w
 cdef struct Ranks:
     Hook score                     # NULL: none, and nothing below is used
     const double* now              # ms
+    CutFn cut                      # cuts a run in two, see `rank_cut`
+    void* owner                    # of the runs
     Rank* of                       # [cap] by run; there are never more runs than blocks
     int64_t cap
     int32_t* heap                  # [heap_used] runs, a binary heap
@@ -39,6 +45,7 @@ cdef void ranks_free(Ranks* r) noexcept nogil
 cdef int ranks_reserve(Ranks* r, int64_t runs) noexcept nogil
 cdef void rank_gone(Ranks* r, int32_t run) noexcept nogil
 cdef void rank_cut(Ranks* r, int32_t run, int32_t low, int32_t at) noexcept nogil
+cdef void rank_shorter(Ranks* r, int32_t run) noexcept nogil
 cdef void rank_add(Ranks* r, int32_t run, int32_t start) noexcept nogil
 cdef void rank_put(Ranks* r, int32_t run, int64_t sequence) noexcept nogil
 cdef void rank_remove(Ranks* r, int32_t run) noexcept nogil

@@ -4,7 +4,8 @@
 When a request gives its blocks back, those that nobody else holds are the end of its sequence. They fall into stretches
 of blocks with equally many hits, fewer towards the end; each stretch is scored once. The lowest score is evicted first,
 from its deepest block on, of equal ones the stretch released first. A block is never evicted before those that
-continue it: it counts with the highest score that was given below it since it came, if that is more than its own.
+continue it: it counts with the highest score that was given below it since it came, if that is more than its own. So
+of a run that gets a lower score than before only the last block counts with it: the run is cut there.
 
 A run that is taken over again stays in the heap until it is given back or comes to its top. How often it was taken over
 is known when all who did have given it back.
@@ -124,7 +125,8 @@ cdef int ranks_reserve(Ranks* r, int64_t runs) noexcept nogil:
 cdef void rank_gone(Ranks* r, int32_t run) noexcept nogil:
     """A run is evicted; its number may be that of new blocks."""
     rank_remove(r, run)
-    r.of[run].key, r.of[run].floor, r.of[run].releases = 0.0, -INFINITY, 0
+    r.of[run].key, r.of[run].releases = 0.0, 0
+    r.of[run].floor = r.of[run].above = -INFINITY
 
 
 cdef void rank_cut(Ranks* r, int32_t run, int32_t low, int32_t at) noexcept nogil:
@@ -132,8 +134,14 @@ cdef void rank_cut(Ranks* r, int32_t run, int32_t low, int32_t at) noexcept nogi
     cdef bint queued = r.of[run].place != NIL
     r.of[low] = r.of[run]
     r.of[low].start, r.of[low].place = at, NIL
+    r.of[run].floor = r.of[run].above
     if queued:
         push(r, low)
+
+
+cdef void rank_shorter(Ranks* r, int32_t run) noexcept nogil:
+    """The last blocks of a run are evicted."""
+    r.of[run].floor = r.of[run].above
 
 
 # ---- a request gives its blocks back, last to first --------------------------------------------------------------
@@ -148,7 +156,9 @@ cdef void flush(Ranks* r) noexcept nogil:
     cdef int64_t[5] facts
     cdef int64_t i, blocks = 0
     cdef double score
+    cdef Freed* f
     cdef Rank* x
+    cdef int32_t low
     if r.freed_used == 0:
         return
     for i in range(r.freed_used):
@@ -161,13 +171,18 @@ cdef void flush(Ranks* r) noexcept nogil:
         r.error = ERR_HOOK
         score = 0.0
     for i in range(r.freed_used):
-        x = &r.of[r.freed[i].run]
+        f = &r.freed[i]
+        x = &r.of[f.run]
         if r.highest > x.floor:
             x.floor = r.highest
-        x.key = score if score > x.floor else x.floor
-        if x.key > r.highest:
-            r.highest = x.key
-        push(r, r.freed[i].run)
+        x.key = r.highest = score if score > x.floor else x.floor      # of the last block
+        if f.blocks > 1:
+            if x.above > x.key:
+                low = r.cut(r.owner, f.run, x.start + f.blocks - 1)
+                push(r, low)
+                x.key = r.highest = x.above
+            x.above = x.key
+        push(r, f.run)
     r.freed_used = 0
 
 
@@ -177,6 +192,8 @@ cdef void release_held(Ranks* r, int32_t run) noexcept nogil:
     r.of[run].releases += 1
     if r.highest > r.of[run].floor:
         r.of[run].floor = r.highest
+    if r.highest > r.of[run].above:
+        r.of[run].above = r.highest
 
 
 cdef void release_freed(Ranks* r, int32_t run, int32_t start, int32_t begin, int32_t blocks) noexcept nogil:

@@ -15,7 +15,8 @@ from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, ui
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
 from mocker._kv cimport Event, Path, Piece, element_at, element_begin, path_reserve
-from mocker._ranks cimport rank_fresh, rank_gone, rank_remove, release_begin, release_end, release_freed, release_held
+from mocker._ranks cimport (
+    rank_fresh, rank_gone, rank_remove, rank_shorter, release_begin, release_end, release_freed, release_held)
 from mocker._rules cimport (
     RULE_FULL_ONLY, RULE_LRU, RULE_OWN_COPY, Copy, Extra, Hold, Piece2, VllmRulesCore, blocks_of, least, most)
 from mocker._rules_copies cimport (
@@ -225,9 +226,12 @@ cdef void take(VllmRulesCore* x, int64_t count) noexcept nogil:
             if x.c.pool.ranked != NULL:
                 rank_gone(&x.c.pool.ranks, at)
             copy_drop(x, at)
-        elif k.deeper != NIL:
+            continue
+        if k.deeper != NIL:
             x.copies[k.deeper].upper = NIL
             k.deeper = NIL
+        if x.c.pool.ranked != NULL:
+            rank_shorter(&x.c.pool.ranks, at)
 
 
 cdef bint hold_add(VllmRulesCore* x, Extra* e, int32_t first, int32_t end) noexcept nogil:

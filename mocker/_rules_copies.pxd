@@ -13,6 +13,7 @@ cdef int32_t copy_new(VllmRulesCore* x, uint64_t key, int64_t stamp, int32_t sta
 cdef void copy_drop(VllmRulesCore* x, int32_t at) noexcept nogil
 cdef void insert_copy(VllmRulesCore* x, int64_t place, int32_t new) noexcept nogil
 cdef void cut(VllmRulesCore* x, int32_t at, int32_t where) noexcept nogil
+cdef void copies_rank(VllmRulesCore* x) noexcept nogil
 cdef int32_t find(VllmRulesCore* x, Path* path, int32_t begin, int32_t end, bint gaps, int64_t* idle) noexcept nogil
 cdef void shorten(VllmRulesCore* x, int32_t blocks) noexcept nogil
 cdef int32_t carve(VllmRulesCore* x, Piece2* p) noexcept nogil

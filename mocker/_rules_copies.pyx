@@ -172,6 +172,16 @@ cdef void cut(VllmRulesCore* x, int32_t at, int32_t where) noexcept nogil:
         k.prev = low
 
 
+cdef int32_t cut_copy(void* rules, int32_t at, int32_t where) noexcept nogil:
+    cut(<VllmRulesCore*>rules, at, where)
+    return (<VllmRulesCore*>rules).copies[at].deeper
+
+
+cdef void copies_rank(VllmRulesCore* x) noexcept nogil:
+    """The ranks of the core's pool are those of copies."""
+    x.c.pool.ranks.cut, x.c.pool.ranks.owner = cut_copy, x
+
+
 # ---- look-up and hold -------------------------------------------------------------------------------------------
 
 cdef int32_t covering(VllmRulesCore* x, int32_t head, bint twice, int32_t at, int32_t* to) noexcept nogil:

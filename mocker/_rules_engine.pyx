@@ -15,6 +15,7 @@ from mocker._models cimport refuse_mixed
 from mocker._rules cimport (
     RULE_LATE, RULE_SLOT_AT_USE, Batched, Copy, Extra, VllmRulesCore, rules_drop, rules_enqueue, rules_free, rules_init,
     rules_pass, rules_room, rules_under_way)
+from mocker._rules_copies cimport copies_rank
 from mocker._rules_schedule cimport cached_known
 from mocker._vllm cimport core_metrics
 
@@ -98,6 +99,7 @@ cdef class RulesEngine(EngineCore):
         refuse_mixed(self.timing, "vLLM's scheduler rules")
         if rules_init(&self.x, &self.c, rules) != ERR_OK:
             raise MemoryError
+        copies_rank(&self.x)
         self.x.by_priority, self.x.gate, self.x.threshold = by_priority, gate, threshold
         self.x.watermark, self.x.skip_own, self.x.strict = watermark, skip_own, strict
         self.c.admission.cached, self.c.admission.engine = cached_known, &self.x

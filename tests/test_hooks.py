@@ -18,6 +18,7 @@ from test_live import disagg, same, small, trace
 
 from mocker import DirectRequest, MockEngineArgs, SglangArgs, create_engine_core, open_simulation, simulate
 from mocker.hooks import AdmissionScore, RoutingScore, VictimScore
+from mocker.replay.fast import FastPaths
 from mocker.router import Router
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +66,8 @@ ENGINES = {
     "vllm": {}, "fifo": {"preemption_mode": "fifo"}, "mtp": {"aic_nextn": 2, "aic_nextn_accept_rates": "0.7,0.5"},
     "rules": {"scheduler_rules": "vllm-0.33"}, "late": {"scheduler_rules": "vllm-0.33-async"},
     "sglang": {"engine": "sglang", "sglang": EAGER},
+    "tiers": {"num_g2_blocks": 60, "kv_bytes_per_token": 1000, "bandwidth_g1_to_g2_gbps": 0.002,
+              "bandwidth_g2_to_g1_gbps": 0.002},
 }
 
 
@@ -133,9 +136,11 @@ def test_equal_scores_change_nothing(name):
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
     if name == "lpm":
         common |= {"engine": "sglang", "sglang": SglangArgs(schedule_policy="lpm")}
-    scores = {"admission_score": compiled_nine(in_order), "eviction_score": compiled(nothing)}
+    scores = {"admission_score": compiled_nine(in_order)}
     if name != "trtllm":
         scores["victim_score"] = nothing
+    if name != "tiers":
+        scores["eviction_score"] = compiled(nothing)
     for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
         plain = simulate(trace(4), extra_engine_args=small(**common), **more)
         same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
@@ -149,7 +154,8 @@ def test_equal_scores_change_nothing(name):
 def test_scores_do_not_depend_on_the_way_to_replay(name):
     """Compiled and in Python, with and without fast-forward, in one go, in pieces and from a copy."""
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
-    common["eviction_score"] = keep_shared
+    if name != "tiers":
+        common["eviction_score"] = keep_shared
     if name != "trtllm":
         common["victim_score"] = oldest
     results = []
@@ -207,6 +213,17 @@ def test_scores_of_evictions(name):
         if name in ("vllm", "trtllm", "sglang"):               # rules put off some of the books in replays
             sim._cluster.engines[0].check()
     same(sim.result(), kept)
+
+
+@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang"])
+def test_evictions_do_not_depend_on_how_blocks_are_kept(name):
+    """One by one or in runs, where scores get lower and lower, or jump."""
+    for seed in range(6):
+        for score in (lambda us, release, before, blocks, hits: -float(release),
+                      lambda us, release, before, blocks, hits: (5 * release + 3 * before + blocks) % 4):
+            args = small(**{"num_gpu_blocks": 40, **ENGINES.get(name, {"engine": name})}, eviction_score=score)
+            same(simulate(trace(seed, 120), extra_engine_args=args, fast_forward=FastPaths(extents=False)),
+                 simulate(trace(seed, 120), extra_engine_args=args))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
@@ -271,7 +288,8 @@ def test_errors_come_out():
             simulate(trace(4), num_workers=2, router_mode=RoutingScore(function), extra_engine_args=small())
         for more in (*ENGINES.values(), {"engine": "trtllm"}):
             for score in ("victim_score", "admission_score", "eviction_score"):
-                if score == "victim_score" and "trtllm" in more.values():
+                if (score == "victim_score" and "trtllm" in more.values()) or (
+                        score == "eviction_score" and "num_g2_blocks" in more):
                     continue
                 with pytest.raises(kind, match=message):
                     simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
@@ -304,7 +322,6 @@ def test_errors_come_out():
         AdmissionScore(compiled(nothing))
     for arguments, message in [
             ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
-            ({"num_g2_blocks": 10, "admission_score": in_order}, "cannot be combined"),
             ({"num_g2_blocks": 10, "eviction_score": nothing}, "cannot be combined"),
             ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
              "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:

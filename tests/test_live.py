@@ -326,7 +326,7 @@ def test_every_owned_array_is_carried():
             ("_kv.pxd", ["Path", "Pool"], {"tiers", "catalog", "fresh"}),
             ("_core.pxd", ["Request", "Core"], {"rows", "gaps", "tiers"}),
             ("_hooks.pxd", ["AdmissionHook"], {"engine"}),
-            ("_ranks.pxd", ["Ranks"], {"now"}),
+            ("_ranks.pxd", ["Ranks"], {"now", "owner"}),
             ("_rules.pxd", ["Extra", "VllmRulesCore"], {"c"}), ("_radix.pxd", ["Map", "Node", "Radix"], set()),
             ("_sglang.pxd", ["SglRequest", "SglangCore"], {"rows", "gaps"}),
             ("_record.pxd", ["Timeline"], set()),

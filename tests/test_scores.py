@@ -1,14 +1,19 @@
 """Scores of users inside the engines: the compiled cores against the plain models, on random scripts."""
 from __future__ import annotations
 
+import collections
 import json
 import math
 import random
 
 import pytest
 from fuzz import compare
+from fuzz_offload import Compiled, Model
+from fuzz_offload import random_script as offload_script
+from fuzz_offload import run as run_offload
 from model import script as model_script
-from model.scored import ScoredCore, ScoredRules, ScoredSglang
+from model.scored import ScoredCore, ScoredOffload, ScoredRules, ScoredSglang
+from model.script import differences
 from model.scripts import FAMILIES, random_script
 from record_vllm import model_passes
 from runner import run_steps
@@ -65,6 +70,23 @@ def test_vllm_core(family):
         assert found is None, f"{family} {seed}: {found}"
         preempted += got["steps"][-1]["metrics"]["vllm_preemptions_total"] if got["steps"] else 0
     assert preempted > 0 or family == "trtllm"
+
+
+def test_tiers():
+    seen = collections.Counter()
+    for seed in range(120):
+        rng, script = random.Random(seed), offload_script(seed)
+        scores = {"victim": rng.choice(VICTIMS if script["args"].get("engine_type") != "trtllm" else [None]),
+                  "admission": rng.choice(TIMED), "eviction": None}
+        model, shared = Model(script), {}
+        model.cores = [ScoredOffload(script["args"], worker, shared=shared, reference=script["reference"], **scores)
+                       for worker in range(script["workers"])]
+        expected = run_offload(script, model)
+        scored = {**script, "args": {**script["args"], **{f"{k}_score": v for k, v in scores.items()}}}
+        found = differences(run_offload(scored, Compiled(scored)), expected)
+        assert not found, f"{seed}: {found[:4]}"
+        seen.update({k: v for k, v in model.counts().items() if v})
+    assert min(seen["swap_ins"], seen["staged"], seen["blocked"], seen["cancelled"], seen["preemptions"]) > 0
 
 
 def test_rules():

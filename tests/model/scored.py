@@ -8,6 +8,7 @@ from typing import Any
 
 from .core import ModelCore, Request
 from .kv import KvPool, Lineage
+from .offload_core import OffloadCore
 from .sequence import Block, Full, Partial, ceil_div
 from .sglang import Node, SglangModel, Tree
 from .sglang import Request as SglangRequest
@@ -104,11 +105,14 @@ class ScoredPool(KvPool):
 class ScoredCore(ModelCore):
     """`ModelCore` whose choices are the scores of `mocker.hooks` of the functions given."""
 
-    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score, eviction: Score) -> None:
-        super().__init__(args, worker_id)
+    scored_pool = ScoredPool
+
+    def __init__(self, args: dict, worker_id: int = 0, *, victim: Score, admission: Score, eviction: Score,
+                 **tiers: Any) -> None:
+        super().__init__(args, worker_id, **tiers)
         self.victim, self.admission = victim, admission
         if eviction is not None:
-            self.kv = ScoredPool(self.kv, eviction)
+            self.kv = self.scored_pool(self.kv, eviction)
         self.told: dict[int, tuple[int, float]] = {}  # uuid -> number of the submission, when it was made
         self.end_ms = self.now_ms = 0.0
 
@@ -148,6 +152,13 @@ class ScoredCore(ModelCore):
         s = request.sequence
         return self.victim(s.prompt_len, s.generated, s.max_output, request.preemptions,
                            ceil_div(s.allocated, self.args.block_size))
+
+
+class ScoredOffload(ScoredCore, OffloadCore):
+    """The same with tiers below the pool."""
+
+    def _may_admit(self) -> bool:
+        return OffloadCore._may_admit(self) and super()._may_admit()
 
 
 class ScoredRulesPool(RulesPool):
