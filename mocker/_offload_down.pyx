@@ -161,7 +161,8 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
             n = tier_look(&o.g2, &part, &there)
             fits = 0
             if not there:
-                n = asked(o, &part, n, place, &claims, &there)
+                if o.pending.used > 0 or o.moving.blocks > 0 or o.min_seen > 1:
+                    n = asked(o, &part, n, place, &claims, &there)
                 if not there:
                     fits = n if n < room else <int32_t>room
             if fits > 0:

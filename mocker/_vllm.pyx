@@ -331,7 +331,7 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     if n > 0:
         decode = emit_bursts(c, n, start) if c.nextn else emit(c, n, total, start)
     c.end_ms = start + decode
-    if c.tiers != NULL:
+    if c.tiers != NULL and (c.end_ms <= now or c.pool.fresh != NULL):
         c.end_ms = tiers_end(c, now, c.end_ms)
     if not (c.end_ms < INFINITY):
         c.error = ERR_TIME
