@@ -128,7 +128,8 @@ def offload_report(world: OffloadWorld, block_size: int, duration_ms: float) -> 
         "g2", "g3", "g4": "hit_tokens" (that came up from where they were found), "blocks" (of one pool; None: no
         limit), "peak_blocks", "evicted_blocks", and the links "down" and "up" with "bytes", "transfers", "utilization"
         (share of `duration_ms` with something under way, mean over links) and "mean_queue_delay_ms" (what transfers
-        took longer than alone). Then "promotions", "blocked_allocations", "parked_ms" of all requests together.
+        took longer than alone). Then "promotions", "staged_promotions", "early_blocks" (written
+        through), "blocked_allocations", "parked_ms" of all requests together.
     """
     own = [tiers.counters() for tiers in world.attached]
     shared = world.counters()
@@ -141,7 +142,7 @@ def offload_report(world: OffloadWorld, block_size: int, duration_ms: float) -> 
         out[name] = {"hit_tokens": block_size * sum(t[f"from_{name}_blocks"] for t in own), "blocks": c["blocks"],
                      "peak_blocks": c["peak_blocks"], "evicted_blocks": c["evicted_blocks"],
                      "down": _link([c["down"]], duration_ms), "up": _link([c["up"]], duration_ms)}
-    for name in ("promotions", "staged_promotions", "blocked_allocations", "parked_ms"):
+    for name in ("promotions", "staged_promotions", "early_blocks", "blocked_allocations", "parked_ms"):
         out[name] = sum(c[name] for c in own)
     return out
 

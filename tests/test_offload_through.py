@@ -108,6 +108,7 @@ def test_on_a_trace(workers):
     back, through = (simulate(trace, num_workers=workers, extra_engine_args=MockEngineArgs(
         **kept, offload_write_mode=mode)).report for mode in ("write_back", "write_through"))
     tiers = through["offload"]
+    assert tiers["early_blocks"] > 10_000 and back["offload"]["early_blocks"] == 0
     assert tiers["blocked_allocations"] < back["offload"]["blocked_allocations"] / 10
     assert tiers["g2"]["down"]["bytes"] > back["offload"]["g2"]["down"]["bytes"]
     assert through["prefix_cache_reused_ratio"] > back["prefix_cache_reused_ratio"] - 0.005

@@ -77,6 +77,7 @@ TIERS = {"g2": "host (G2)", "g3": "disk (G3)", "g4": "remote (G4)"}
 OFFLOAD: dict[str, Metric] = {
     "promotions": Metric("Promotions", "", "times that a request waited for blocks from below, and got them"),
     "staged_promotions": Metric("Staged", "", "of these, through the host from the disk or the remote store"),
+    "early_blocks": Metric("Early blocks", "", "blocks copied to the host before their eviction (write-through)"),
     "blocked_allocations": Metric("Blocked allocations", "", "times that room for a request was still being copied "
                                   "down", -1),
     "parked_ms": Metric("Parked", "ms", "time that requests waited for their promotions, summed", -1),
