@@ -2,7 +2,7 @@
 """Eviction policies of a host tier beyond least recently used: LFU, S3-FIFO and Belady's optimum.
 
 Answers to nothing in the reference. All keep the tier's rule that a block goes before its predecessor; they decide
-among the runs whose last block may go. A use is a promotion to the GPU.
+among the runs whose last block may go. A use is a promotion to the GPU that was not cancelled.
 - LFU: the fewest uses since it came (up to 255 count), then the oldest.
 - S3-FIFO (Yang and others, SOSP 2023): a small queue of a tenth of the slots and a main one, both in order of coming.
   What is used in the small queue moves to the main one when its turn comes, else it goes, and if it comes back soon it

@@ -526,7 +526,8 @@ cdef void tier_add(Tier* t, Span* s) noexcept nogil:
             t.inactive -= n
             if t.runs[run].queue == 0:
                 t.small -= n
-        set_ticks(t, run, s.step)
+        if fresh or t.policy != EVICT_S3FIFO:  # else it keeps its place
+            set_ticks(t, run, s.step)
         insert(t, run)
 
 

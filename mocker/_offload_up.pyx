@@ -261,5 +261,6 @@ cdef void pump_staged(Offload* o, double now) noexcept nogil:
 
 cdef void offload_finish(Offload* o, int32_t place) noexcept nogil:
     """A promotion gives up its place and its host blocks."""
+    cdef Lease* e = &o.leases[place]
     lease_drop(o, place)
-    each(&o.g2, &o.leases[place].blocks, 0, o.leases[place].n, tier_return)
+    each(&o.g2, &e.blocks, 0, e.n, tier_unpin if e.cancel else tier_return)

@@ -56,6 +56,8 @@ def random_script(seed: int) -> dict:
         args["offload_write_mode"] = "write_through"
     if beyond.random() < 0.2:
         args["offload_min_seen"] = beyond.choice([2, 3])
+    if beyond.random() < 0.25:
+        args["offload_eviction_policy"] = beyond.choice(["lfu", "s3fifo"])
     large = beyond.random() < 0.08                 # bursts of more batches than the reference's queues hold
     if large:
         pool = args["num_gpu_blocks"] = beyond.choice([20, 30, 40])

@@ -32,13 +32,14 @@ class Lineage:
         node = self.nodes.get((block.position, block.seq_hash))
         return node is not None and node.block is not None
 
-    def insert(self, block: Full) -> None:
+    def insert(self, block: Full, tick: int | None = None) -> None:
+        """With its old tick, if one is given."""
         key = (block.position, block.seq_hash)
         node = self.nodes.setdefault(key, Node())
         assert node.block is None, "a block is inactive once"
         node.block = block
         self.count += 1
-        node.tick = self.next_tick
+        node.tick = self.next_tick if tick is None else tick
         self.next_tick += 1
         if block.position > 0 and node.parent is None:
             node.parent = (block.position - 1, block.parent_hash or 0)
@@ -56,9 +57,11 @@ class Lineage:
             self.nodes[parent].children.discard(key)
             key = parent
 
+    def leaves(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.block is not None and not node.children]
+
     def evict(self) -> Full:
-        leaves = [node for node in self.nodes.values() if node.block is not None and not node.children]
-        victim = min(leaves, key=lambda node: node.tick).block
+        victim = min(self.leaves(), key=lambda node: node.tick).block
         self.remove(victim)
         return victim
 

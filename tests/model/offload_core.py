@@ -19,6 +19,7 @@ def offload_config(args: dict) -> dict | None:
     config = {"g2": args["num_g2_blocks"], "g3": args.get("num_g3_blocks") or None,
               "g4": args.get("enable_g4_storage", False), "batch_size": args.get("offload_batch_size") or 32,
               "block_bytes": block * args["kv_bytes_per_token"], "min_seen": args.get("offload_min_seen", 1),
+              "policy": args.get("offload_eviction_policy", "lru"),
               "through": args.get("offload_write_mode") == "write_through"}
     for name, default in DEFAULTS.items():
         given = args.get(f"bandwidth_{name}_gbps")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .offload_links import Link, earliest
 from .offload_order import start_order
-from .offload_tiers import Places, Tier
+from .offload_tiers import TIERS, Places, Tier
 from .sequence import Full
 
 PENDING, COMPLETED, CANCELLED = "pending", "completed", "cancelled"
@@ -148,7 +148,7 @@ class OffloadEngine:
         self.block_bytes: int = config["block_bytes"]
         self.batch_size: int = config["batch_size"]
         self.now = 0.0
-        self.g2 = Tier(config["g2"])
+        self.g2 = TIERS[config.get("policy", "lru")](config["g2"])
         self.down = Link(*config["g1_to_g2"])
         self.up = Link(*config["g2_to_g1"])
         self.lane = Lane(self.batch_size, set())
@@ -527,7 +527,7 @@ class OffloadEngine:
     def finish(self, swap: SwapIn) -> None:
         """A completed promotion gives up its place and its G2 blocks."""
         self.leases.remove(swap)
-        self.g2.unpin(swap.owned)
+        self.g2.unpin(swap.owned, used=True)
         swap.owned = []
 
     def cancel(self, swap: SwapIn) -> None:

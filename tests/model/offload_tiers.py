@@ -41,11 +41,14 @@ class Tier:
         from_free = min(count, self.free)
         self.free -= from_free
         for _ in range(count - from_free):
-            block = self.inactive.evict()
+            block = self.evict()
             del self.blocks[block.seq_hash]
             self.log.append(("removed", block))
         self.peak = max(self.peak, self.capacity - self.free)
         return True
+
+    def evict(self) -> Full:
+        return self.inactive.evict()
 
     def register(self, block: Full) -> None:
         """A block arrived in a taken slot; it comes pinned. Is it there already, the slot is free again."""
@@ -66,12 +69,21 @@ class Tier:
             return False
         return True
 
-    def unpin(self, blocks: list[Full]) -> None:
+    def unpin(self, blocks: list[Full], used: bool = False) -> None:
+        """`used`: they have come up to the GPU."""
         for block in blocks:
+            if used:
+                self.use(block)
             self.pins[block.seq_hash] -= 1
             if self.pins[block.seq_hash] == 0:
                 del self.pins[block.seq_hash]
-                self.inactive.insert(block)
+                self.insert(block)
+
+    def use(self, block: Full) -> None:
+        pass
+
+    def insert(self, block: Full) -> None:
+        self.inactive.insert(block)
 
     def match(self, blocks: list[Full]) -> list[Full]:
         """Pin the longest prefix that is here."""
@@ -88,6 +100,85 @@ class Tier:
             if block not in self:
                 return count
         return len(blocks)
+
+
+class LfuTier(Tier):
+    """Of the blocks without evictable successors the one with the fewest uses goes, then the oldest."""
+
+    MOST = 255
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.uses: dict[int, int] = {}
+
+    def register(self, block: Full) -> None:
+        if block not in self:
+            self.uses[block.seq_hash] = 0
+        super().register(block)
+
+    def use(self, block: Full) -> None:
+        self.uses[block.seq_hash] = min(self.uses[block.seq_hash] + 1, self.MOST)
+
+    def evict(self) -> Full:
+        victim = min(self.inactive.leaves(), key=lambda node: (self.uses[node.block.seq_hash], node.tick)).block
+        self.inactive.remove(victim)
+        return victim
+
+
+class S3FifoTier(LfuTier):
+    """A small queue, while it has a tenth of the slots or nobody else can go, and a main one; both by coming.
+
+    Whose turn it is and has been used goes to the end of the main queue instead, with one use less there. Blocks that
+    left from the small queue and come back before as many more have left as there are slots, enter the main queue.
+    """
+
+    MOST = 3
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.main: set[int] = set()
+        self.ticks: dict[int, int] = {}
+        self.left: list[int] = []  # from the small queue
+
+    def register(self, block: Full) -> None:
+        if block not in self:
+            self.ticks.pop(block.seq_hash, None)
+            self.main.discard(block.seq_hash)
+            if block.seq_hash in self.left:
+                ago = self.left[::-1].index(block.seq_hash)
+                if ago < self.capacity:
+                    self.main.add(block.seq_hash)
+                    self.left = [0 if other == block.seq_hash else other for other in self.left]
+        super().register(block)
+
+    def insert(self, block: Full) -> None:
+        """In its old place, if it had one."""
+        self.ticks.setdefault(block.seq_hash, self.inactive.next_tick)
+        self.inactive.insert(block, self.ticks[block.seq_hash])
+
+    def evict(self) -> Full:
+        while True:
+            leaves = self.inactive.leaves()
+            small = [node for node in leaves if node.block.seq_hash not in self.main]
+            main = [node for node in leaves if node.block.seq_hash in self.main]
+            inside = sum(1 for node in self.inactive.nodes.values()
+                         if node.block is not None and node.block.seq_hash not in self.main)
+            queue = main if not small or (main and 10 * inside < self.capacity) else small
+            node = min(queue, key=lambda node: node.tick)
+            name = node.block.seq_hash
+            if self.uses[name] == 0:
+                break
+            self.uses[name] = self.uses[name] - 1 if queue is main else 0
+            self.main.add(name)
+            node.tick = self.ticks[name] = self.inactive.next_tick
+            self.inactive.next_tick += 1
+        if queue is small:
+            self.left.append(name)
+        self.inactive.remove(node.block)
+        return self.blocks[name]
+
+
+TIERS = {"lru": Tier, "lfu": LfuTier, "s3fifo": S3FifoTier}
 
 
 class Places:
