@@ -415,7 +415,7 @@ cdef class Cluster(Lanes):
             worker = 0
             while worker < self.workers:
                 c = &self.views[worker]
-                if self.busy[worker] or (c.count == 0 and not c.early):
+                if self.busy[worker] or ((c.count == 0 or c.asleep) and not c.early):
                     worker += 1
                     continue
                 if c.early:
@@ -434,6 +434,7 @@ cdef class Cluster(Lanes):
                 if self.brought(c):
                     self.idle_passes = self.idle_ticks = 0
                 elif self.stuck(worker, self.now, &self.idle_passes):
+                    c.asleep = self.wishes     # a score might say another thing later, which no lone worker would ask
                     worker += 1
                     continue
                 changed = True

@@ -130,6 +130,7 @@ cdef void queue_append(Pool* p, int32_t run) noexcept nogil
 cdef int32_t resident_from(Pool* p, Path* path, int32_t begin, int32_t end, Spot* spot, int64_t* idle) noexcept nogil
 cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil
 cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil
+cdef void unhold(Pool* p, Path* path, int32_t begin, int32_t count) noexcept nogil
 cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
 cdef int32_t catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil
 cdef void log_stored(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil

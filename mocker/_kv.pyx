@@ -152,8 +152,11 @@ cdef inline void queue_newest(Pool* p, int32_t run) noexcept nogil:
 
 
 cdef void queue_append(Pool* p, int32_t run) noexcept nogil:
-    """The same for other modules."""
-    queue_newest(p, run)
+    """Newest in the eviction queue, or of those with its rank."""
+    if p.ranked != NULL:
+        rank_add(&p.ranks, run, p.runs[run].start)
+    else:
+        queue_newest(p, run)
 
 
 cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil:
@@ -465,10 +468,7 @@ cdef void retick(Pool* p, Path* path, Spot* spot, int32_t hits) noexcept nogil:
     while n > 0:
         n -= 1
         queue_remove(p, p.scratch[n])
-        if p.ranked != NULL:
-            rank_add(&p.ranks, p.scratch[n], p.runs[p.scratch[n]].start)
-        else:
-            queue_append(p, p.scratch[n])
+        queue_append(p, p.scratch[n])
 
 
 cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexcept nogil:

@@ -4,6 +4,7 @@ from mocker._kv cimport Path, Pool
 
 
 cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil
+cdef void pool_forgo(Pool* p, Path* path, int32_t pinned) noexcept nogil
 cdef void pool_unpin(Pool* p, Path* path, int32_t pinned, int32_t reserved) noexcept nogil
 cdef void pool_adopt(Pool* p, Path* path, int32_t pinned, int32_t full) noexcept nogil
 cdef void pool_pin_prefix(Pool* p, Path* path, int32_t count) noexcept nogil

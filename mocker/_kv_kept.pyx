@@ -7,7 +7,7 @@ Answers to `reserve_destination`, `activate_destination` and `register_swapped_i
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._kv cimport (
     Path, Pool, Spot, catalog_note, element_at, element_begin, evict, hold, log_removed, log_stored, make_resident,
-    pool_find, pool_release, queue_append, resident_from, retick, run_new, table_insert)
+    pool_find, pool_release, queue_append, resident_from, retick, run_new, table_insert, unhold)
 
 
 cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil:
@@ -37,7 +37,7 @@ cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexce
             if p.capture:
                 log_removed(p)
         elif not p.make_room(p, fresh - room):
-            pool_unpin(p, path, hits, 0)
+            pool_forgo(p, path, hits)
             return NIL
     p.active += fresh
     return hits
@@ -62,6 +62,15 @@ cdef void pool_unpin(Pool* p, Path* path, int32_t pinned, int32_t reserved) noex
     pins_drop(p, path, pinned)
     if pinned > 0:
         pool_release(p, path, pinned, 0)
+
+
+cdef void pool_forgo(Pool* p, Path* path, int32_t pinned) noexcept nogil:
+    """The prefix pinned just now is not needed after all: nobody has used it, so no score is asked."""
+    if p.ranked == NULL:
+        pool_unpin(p, path, pinned, 0)
+        return
+    pins_drop(p, path, pinned)
+    unhold(p, path, 0, pinned)
 
 
 cdef void pool_adopt(Pool* p, Path* path, int32_t pinned, int32_t full) noexcept nogil:
@@ -112,35 +121,50 @@ cdef void pool_touch_prefix(Pool* p, Path* path, int32_t count) noexcept nogil:
 
 
 cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t slots) noexcept nogil:
-    """The blocks [begin, end) of a path came up into `slots` reserved slots: they become inactive.
+    """The blocks [begin, end) of a path came up into `slots` reserved slots; those before come out of their pins.
 
-    Those that are resident by now, from the first one on, need no slot. They are older than what follows them; the
-    eviction queue wants them after that.
+    All become inactive. Those that are resident by now, from the first one on, need no slot. They are older than what
+    follows them; the eviction queue wants them after that.
     """
+    p.active -= slots
+    if begin < end and bring_up(p, path, begin, end) and p.ranked != NULL:
+        pins_drop(p, path, begin)
+        pool_release(p, path, end, 0)
+    else:
+        pool_unpin(p, path, begin, 0)
+
+
+cdef bint bring_up(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil:
+    """The blocks [begin, end) are resident and inactive, or with a score of what is evicted held; false: they were."""
     cdef Spot spot
     cdef int64_t idle = 0, n = 0, i
     cdef int32_t hits = 0, at, e, low, high, run, tail
+    cdef bint ranked = p.ranked != NULL
     cdef void* moved
-    p.active -= slots
-    if begin >= end:
-        return
     hits = resident_from(p, path, begin, end, &spot, &idle)
     at = begin + hits
     if at == end:
-        return
+        return False
     moved = grown(p.scratch, &p.scratch_cap, p.runs_used + path.n + 1, sizeof(int32_t))
     if moved == NULL:
         p.error = ERR_MEMORY
-        return
+        return False
     p.scratch = <int32_t*>moved
+    if ranked:
+        p.active += end - at + idle
+        p.inactive -= idle
+        if hits > 0:
+            hold(p, path, &spot, hits, 0)
+    else:
+        p.inactive += end - at
     e = element_at(path, at)
     low = element_begin(path, e)
-    p.inactive += end - at
     while at < end:
         high = path.ends[e] if path.ends[e] < end else end
-        run = run_new(p, path.keys[e], at - low, high - low, 0)
+        run = run_new(p, path.keys[e], at - low, high - low, ranked)
         if at == low:
             table_insert(p, path.keys[e], run)
+            path.first[e] = run
             p.runs[run].origin = catalog_note(p, path, e)
         else:
             tail = pool_find(p, path.keys[e])
@@ -153,9 +177,10 @@ cdef void pool_promoted(Pool* p, Path* path, int32_t begin, int32_t end, int64_t
         at = high
         low = path.ends[e]
         e += 1
-    for i in range(n):
+    for i in range(0 if ranked else n):
         queue_append(p, p.scratch[n - 1 - i])
     if p.capture:
         log_stored(p, path, begin + hits, end)
-    if idle > 0:
+    if idle > 0 and not ranked:
         retick(p, path, &spot, hits)
+    return True

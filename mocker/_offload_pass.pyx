@@ -10,7 +10,7 @@ from libc.string cimport memset
 from mocker._common cimport ERR_MEMORY, NIL, ST_PARKED, ST_WAITING, grown, int32_t, int64_t
 from mocker._core cimport Core, Request
 from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, pool_reserve
-from mocker._kv_kept cimport pool_pin_prefix, pool_promoted, pool_touch_prefix, pool_unpin
+from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_touch_prefix
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
     DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_computed, offload_deadline,
@@ -152,7 +152,7 @@ cdef void promoted(Core* c, int32_t place, double now) noexcept nogil:
     """The blocks of a parked request are on the GPU: it is queued again, first of all."""
     cdef Offload* o = <Offload*>c.tiers
     cdef Lease* e = &o.leases[place]
-    cdef int32_t slot = e.slot, skip = e.skip, prefix = <int32_t>e.prefix
+    cdef int32_t slot = e.slot, skip = e.skip
     cdef int64_t count = e.count, slots = e.slots
     cdef Request* r = &c.req[slot]
     if e.stage == STAGE_FAILED and not o.reference and waits_room(o, slot):
@@ -168,7 +168,6 @@ cdef void promoted(Core* c, int32_t place, double now) noexcept nogil:
         o.row_blocks[3 * r.id + 2] += e.n4
     offload_finish(o, place)
     pool_promoted(&c.pool, &r.path, skip, skip + <int32_t>count, slots)
-    pool_unpin(&c.pool, &r.path, prefix, 0)
     r.status = ST_WAITING
     waiting_prepend(c, slot)
 
@@ -236,11 +235,11 @@ cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) 
         return UP_MISS
     pool_pin_prefix(&c.pool, &r.path, skip)
     if not offload_plan(o, &r.path, skip, r.full, stage):
-        pool_unpin(&c.pool, &r.path, skip, 0)
+        pool_forgo(&c.pool, &r.path, skip)
         return UP_MISS
     if not pool_reserve(&c.pool, o.plan.blocks):
         offload_drop_plan(o)
-        pool_unpin(&c.pool, &r.path, skip, 0)
+        pool_forgo(&c.pool, &r.path, skip)
         if c.pool.blocked == NIL:
             return UP_MISS
         tiers_wait(c, slot)

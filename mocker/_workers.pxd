@@ -34,6 +34,7 @@ cdef struct View:                  # what the cluster sees of a worker after a p
     bint worked                    # tokens were scheduled
     bint steady                    # fast-forward may go on
     bint early                     # the newest pass ran before its time came; its endings are not told yet
+    bint asleep                    # a score holds everybody back until somebody comes or goes
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int64_t ended_used
     int error

@@ -215,6 +215,7 @@ cdef class Workers:
             return self.turn_ended(row, self.now)
         self.worker[row] = <int32_t>worker
         self.views[worker].count += 1
+        self.views[worker].asleep = False
         if self.timeline != NULL:
             timeline_arrival(self.timeline, worker, max(self.arrived[row], self.now))
         if self.paths is None:
@@ -422,6 +423,7 @@ cdef class Workers:
             else:
                 core_drop(c, slot)
         self.look(worker)
+        self.views[worker].asleep = False
         if self.timeline != NULL:
             record_rest(self.timeline, worker, self.kind == KIND_SGLANG, self.cores[worker], self.now)
         return True

@@ -205,9 +205,6 @@ def score_conflicts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     if values["admission_score"] is not None and values["vllm_scheduling_policy"] == "priority":
         rule = "admission_score and vllm_scheduling_policy='priority' both say who goes first"
         problems.append(("admission_score", f"{rule}; the score is told the priority, leave the policy out"))
-    if values["eviction_score"] is not None and values["num_g2_blocks"] is not None:
-        rule = "eviction_score and num_g2_blocks cannot be combined: blocks go down to the tiers in their order"
-        problems.append(("eviction_score", f"{rule}; leave one of them out"))
     return problems
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import numba
 import numpy as np
 import pytest
-from test_live import disagg, same, small, trace
+from test_live import cut, disagg, same, small, trace
 
 from mocker import DirectRequest, MockEngineArgs, SglangArgs, create_engine_core, open_simulation, simulate
 from mocker.hooks import AdmissionScore, RoutingScore, VictimScore
@@ -136,11 +136,9 @@ def test_equal_scores_change_nothing(name):
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
     if name == "lpm":
         common |= {"engine": "sglang", "sglang": SglangArgs(schedule_policy="lpm")}
-    scores = {"admission_score": compiled_nine(in_order)}
+    scores = {"admission_score": compiled_nine(in_order), "eviction_score": compiled(nothing)}
     if name != "trtllm":
         scores["victim_score"] = nothing
-    if name != "tiers":
-        scores["eviction_score"] = compiled(nothing)
     for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
         plain = simulate(trace(4), extra_engine_args=small(**common), **more)
         same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
@@ -154,8 +152,7 @@ def test_equal_scores_change_nothing(name):
 def test_scores_do_not_depend_on_the_way_to_replay(name):
     """Compiled and in Python, with and without fast-forward, in one go, in pieces and from a copy."""
     common = {**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}
-    if name != "tiers":
-        common["eviction_score"] = keep_shared
+    common["eviction_score"] = keep_shared
     if name != "trtllm":
         common["victim_score"] = oldest
     results = []
@@ -193,7 +190,7 @@ def test_admission_without_time_or_cache(name, more):
     assert told == {(0, 0)}
 
 
-@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang", "disagg", "disagg_sglang"])
+@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang", "tiers", "disagg", "disagg_sglang"])
 def test_scores_of_evictions(name):
     """Equal scores give the built-in order; what was of use stays; the books are in order."""
     def arguments(score):
@@ -207,15 +204,28 @@ def test_scores_of_evictions(name):
     plain, kept = simulate(work, **arguments(None)), simulate(work, **arguments(keep_shared))
     same(simulate(work, **arguments(compiled(nothing))), plain)
     same(simulate(work, **arguments(compiled(keep_shared)), fast_forward=False), kept)
-    assert kept.report["prefix_cache_reused_ratio"] > plain.report["prefix_cache_reused_ratio"]
+    if name == "tiers":                        # where what is evicted is not lost
+        assert kept.report["offload"] != plain.report["offload"]
+    else:
+        assert kept.report["prefix_cache_reused_ratio"] > plain.report["prefix_cache_reused_ratio"]
     sim = open_simulation(work, **arguments(keep_shared))
     while sim.step():
-        if name in ("vllm", "trtllm", "sglang"):               # rules put off some of the books in replays
+        if name in ("vllm", "trtllm", "sglang", "tiers"):      # rules put off some of the books in replays
             sim._cluster.engines[0].check()
     same(sim.result(), kept)
 
 
-@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang"])
+@pytest.mark.parametrize("name", [*ENGINES, "trtllm"])
+def test_who_is_held_back_is_asked_about_at_the_same_times(name):
+    """Workers that share nothing are asked when somebody comes to them, also where they are on one clock."""
+    args = small(**{**TIGHT, **ENGINES.get(name, {"engine": "trtllm"})}, admission_score=patient)
+    for seed in range(4):
+        whole = simulate(trace(seed), num_workers=3, extra_engine_args=args)
+        for other in (seed, seed + 9):
+            same(cut(open_simulation(trace(seed), num_workers=3, extra_engine_args=args), other).result(), whole)
+
+
+@pytest.mark.parametrize("name", ["vllm", "trtllm", "rules", "late", "sglang", "tiers"])
 def test_evictions_do_not_depend_on_how_blocks_are_kept(name):
     """One by one or in runs, where scores get lower and lower, or jump."""
     for seed in range(6):
@@ -288,8 +298,7 @@ def test_errors_come_out():
             simulate(trace(4), num_workers=2, router_mode=RoutingScore(function), extra_engine_args=small())
         for more in (*ENGINES.values(), {"engine": "trtllm"}):
             for score in ("victim_score", "admission_score", "eviction_score"):
-                if (score == "victim_score" and "trtllm" in more.values()) or (
-                        score == "eviction_score" and "num_g2_blocks" in more):
+                if score == "victim_score" and "trtllm" in more.values():
                     continue
                 with pytest.raises(kind, match=message):
                     simulate(trace(4), extra_engine_args=small(**{**TIGHT, **more, score: function}))
@@ -322,7 +331,6 @@ def test_errors_come_out():
         AdmissionScore(compiled(nothing))
     for arguments, message in [
             ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
-            ({"num_g2_blocks": 10, "eviction_score": nothing}, "cannot be combined"),
             ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
              "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:
         with pytest.raises(ValueError, match=message):

@@ -77,7 +77,7 @@ def test_tiers():
     for seed in range(120):
         rng, script = random.Random(seed), offload_script(seed)
         scores = {"victim": rng.choice(VICTIMS if script["args"].get("engine_type") != "trtllm" else [None]),
-                  "admission": rng.choice(TIMED), "eviction": None}
+                  "admission": rng.choice(TIMED), "eviction": rng.choice(EVICTIONS)}
         model, shared = Model(script), {}
         model.cores = [ScoredOffload(script["args"], worker, shared=shared, reference=script["reference"], **scores)
                        for worker in range(script["workers"])]

@@ -120,8 +120,20 @@ class OffloadPool(KvPool):
         self.free += swap.slots
         self.unpin(swap.prefix)
 
-    def promoted(self, blocks: list[Full], parent: int | None, slots: int) -> None:
-        """Promoted blocks take reserved slots and become inactive. Who is here already needs none."""
+    def kept(self, blocks: list[Full]) -> None:
+        """Blocks pinned just now stay so for a promotion."""
+
+    def forgo(self, blocks: list[Full]) -> None:
+        """Blocks pinned just now are not needed after all."""
+        self.unpin(blocks)
+
+    def promoted(self, prefix: list[Full], blocks: list[Full], parent: int | None, slots: int) -> None:
+        """Promoted blocks take reserved slots and become inactive, those before come out of their pins."""
+        self._come_up(blocks, parent, slots)
+        self.unpin(prefix)
+
+    def _come_up(self, blocks: list[Full], parent: int | None, slots: int) -> None:
+        """Who is here already needs no slot."""
         run: list[Full] = []
         self.free += slots - len(blocks)
         for block in blocks:
@@ -171,8 +183,8 @@ class OffloadCore(ModelCore):
             request, swap, skip = parked.request, parked.swap, parked.skip
             blocks = [b for b in request.sequence.blocks[skip : skip + swap.count] if isinstance(b, Full)]
             self.tiers.finish(swap)
-            self.kv.promoted(blocks, request.sequence.blocks[skip - 1].seq_hash if skip else None, swap.slots)
-            self.kv.unpin(swap.prefix)
+            self.kv.promoted(swap.prefix, blocks, request.sequence.blocks[skip - 1].seq_hash if skip else None,
+                             swap.slots)
             self.waiting.insert(0, request.uuid)
             if swap.session is not None and swap.session.failed and not self.tiers.reference:
                 self.unstaged.add(request.uuid)
@@ -225,13 +237,14 @@ class OffloadCore(ModelCore):
         self.kv.pin(full[:skip])
         plan = self.tiers.prepare(full[skip:], request.uuid not in self.unstaged)
         if plan is None:
-            self.kv.unpin(full[:skip])
+            self.kv.forgo(full[:skip])
             return "miss"
         taken = self._blocked(lambda: self.kv.reserve(plan.blocks), [request])
         if not taken:
             self.tiers.drop_plan(plan)
-            self.kv.unpin(full[:skip])
+            self.kv.forgo(full[:skip])
             return "miss" if taken is False else "blocked"
+        self.kv.kept(full[:skip])
         swap = self.tiers.start(plan, plan.blocks, full[:skip], p.now_ms)
         self.waiting.remove(request.uuid)
         self.parked.append(Parked(request, swap, skip, p.now_ms))

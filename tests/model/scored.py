@@ -8,7 +8,7 @@ from typing import Any
 
 from .core import ModelCore, Request
 from .kv import KvPool, Lineage
-from .offload_core import OffloadCore
+from .offload_core import OffloadCore, OffloadPool
 from .sequence import Block, Full, Partial, ceil_div
 from .sglang import Node, SglangModel, Tree
 from .sglang import Request as SglangRequest
@@ -95,11 +95,49 @@ class ScoredPool(KvPool):
         """A request lets go of its blocks, the last one first."""
         for block in blocks:
             self.release(block)
-        full = [block for block in blocks if not isinstance(block, Partial)]
+        self.rank([block for block in blocks if not isinstance(block, Partial)], now_ms)
+
+    def rank(self, full: list[Full], now_ms: float) -> None:
+        """Score blocks that were given back, the last one first."""
         if full:
             self.releases += 1
         rank([(self.ranks[b.seq_hash], b.position, b in self.inactive) for b in full],
              lambda *facts: self.score(int(now_ms * 1000.0), self.releases, *facts))
+
+
+class ScoredOffloadPool(ScoredPool, OffloadPool):
+    """The same with tiers below. What a promotion keeps or brings up is given back when it ends."""
+
+    now_ms = 0.0
+
+    def __init__(self, pool: OffloadPool, score: Score) -> None:
+        super().__init__(pool, score)
+        self.engine.give_back = self._give_back
+
+    def kept(self, blocks: list[Full]) -> None:
+        for block in blocks:
+            self.ranks[block.seq_hash].hits += 1
+
+    def unpin(self, blocks: list[Full]) -> None:
+        super().unpin(blocks)
+        self.rank(blocks[::-1], self.now_ms)
+
+    def forgo(self, blocks: list[Full]) -> None:
+        super().unpin(blocks)
+
+    def promoted(self, prefix: list[Full], blocks: list[Full], parent: int | None, slots: int) -> None:
+        here = [block for block in blocks if block.seq_hash in self.full_by_hash]
+        self._come_up(blocks, parent, slots)
+        super().unpin(prefix)
+        given = [*prefix, *(blocks if len(here) < len(blocks) else [])]
+        for block in given[::-1]:              # as the newest ones, the last one first
+            if block in self.inactive:
+                self.inactive.remove(block)
+                self.inactive.insert(block)
+        for block in given[len(prefix):]:
+            self.ranks.setdefault(block.seq_hash, Rank())
+            self.ranks[block.seq_hash].hits += block in here
+        self.rank(given[::-1], self.now_ms)
 
 
 class ScoredCore(ModelCore):
@@ -156,6 +194,12 @@ class ScoredCore(ModelCore):
 
 class ScoredOffload(ScoredCore, OffloadCore):
     """The same with tiers below the pool."""
+
+    scored_pool = ScoredOffloadPool
+
+    def execute_pass(self, now_ms: float) -> dict:
+        self.kv.now_ms = now_ms
+        return super().execute_pass(now_ms)
 
     def _may_admit(self) -> bool:
         return OffloadCore._may_admit(self) and super()._may_admit()
