@@ -6,6 +6,7 @@ with the seconds of each whole call (parsing and report included) and the peak m
 from __future__ import annotations
 
 import json
+import random
 import resource
 import sys
 import time
@@ -27,6 +28,8 @@ CASES = {
     "conversation, 4 + 4 workers disaggregated, KV router": {
         "prefill": POOL | {"worker_type": "prefill", "kv_bytes_per_token": 131072}, "workers": (4, 4),
         "decode": POOL | {"worker_type": "decode"}, "router_mode": "kv_router"},
+    "600 conversations whose prompts grow, 4 workers": {
+        "engine": POOL, "workers": 4, "trace_format": "mooncake-delta"},
 }
 
 
@@ -41,6 +44,25 @@ def trace_file(folder: Path) -> str:
     return str(target)
 
 
+def conversations(trace: str) -> str:
+    """Sessions of 1 to 11 turns that add to what was said (mooncake-delta), as a file beside `trace`."""
+    target = Path(trace).with_name("conversations.jsonl")
+    if target.exists():
+        return str(target)
+    rng, rows, used = random.Random(1), [], 100
+    for session in range(600):
+        opening = [rng.randrange(5), 10 + rng.randrange(5)]
+        for turn in range(rng.randrange(1, 12)):
+            ids = list(range(used, used + rng.randrange(1, 6)))
+            used += len(ids)
+            ids = opening + ids if turn == 0 else ids
+            when = {"timestamp": session * 400.0} if turn == 0 else {"delay": float(rng.randrange(500, 20000))}
+            rows.append({"session_id": f"s{session}", "input_length": len(ids) * 512 - rng.randrange(400),
+                         "output_length": rng.randrange(20, 500), "hash_ids": ids, **when})
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(target)
+
+
 def tolerance(case: dict) -> float:
     """How far the simulated time of two runs may differ: the KV router breaks ties at random."""
     return 1e-3 if "router_mode" in case else 1e-9
@@ -48,7 +70,7 @@ def tolerance(case: dict) -> float:
 
 def _options(case: dict, engine_args: type) -> dict:
     """Keywords of a replay that both sides know; `engine_args` is the side's MockEngineArgs."""
-    options = {name: case[name] for name in ("replay_concurrency", "router_mode") if name in case}
+    options = {name: case[name] for name in ("replay_concurrency", "router_mode", "trace_format") if name in case}
     if "engine" in case:
         return options | {"extra_engine_args": engine_args(**case["engine"]), "num_workers": case["workers"]}
     prefill, decode = case["workers"]
@@ -63,6 +85,8 @@ def run_ours(case: dict, trace: str, fast: bool = True) -> dict:
     from mocker.replay import run_synthetic_trace_replay, run_trace_replay
 
     options = _options(case, MockEngineArgs)
+    if "trace_format" in case:
+        trace = conversations(trace)
     if not fast:
         workload = SyntheticSpec(*case["synthetic"]) if "synthetic" in case else trace
         return simulate(workload, fast_forward=False, **options).report
@@ -78,6 +102,8 @@ def run_reference(case: dict, trace: str) -> dict:
     options = _options(case, MockEngineArgs)
     if "synthetic" in case:
         return run_mocker_synthetic_trace_replay(*case["synthetic"], **options)
+    if "trace_format" in case:
+        trace = conversations(trace)
     return run_mocker_trace_replay([trace], **options)
 
 

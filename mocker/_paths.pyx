@@ -26,6 +26,12 @@ cdef extern from *:
     void prefetch(const void* address) noexcept nogil
 
 
+cdef enum:
+    SESSION_BIT = 62               # of keys that are segments of sessions; the top bit is that of generated blocks
+
+cdef uint64_t SESSION = <uint64_t>1 << SESSION_BIT
+
+
 cdef struct Node:
     int32_t row                    # whose ids the stretch is
     int32_t begin                  # steps from the root to its first step
@@ -387,16 +393,41 @@ cdef class PathTable:
         self.n = self.segment.shape[0]
         self.arrays = {"segment": segment, "parent": parent, "blocks": blocks}
 
+    def talking(self, first, bound):
+        """The same requests as turns of sessions whose prompts are all that was said before, answers included.
+
+        What follows the first prompt is then nobody else's: one segment a session, whoever made its blocks.
+
+        Parameters
+        ----------
+        first : array of int32, shape (n,)
+            The first turn of each request's session.
+        bound : array of int32, shape (n,)
+            Full blocks of that turn's prompt.
+        """
+        cdef PathTable made = PathTable(self.arrays["segment"], self.arrays["parent"], self.arrays["blocks"])
+        made.talks, made.first, made.bound = True, first, bound
+        made.arrays = {**self.arrays, "first": first, "bound": bound}
+        return made
+
+    cdef uint64_t own(self, int64_t row) noexcept nogil:
+        """Segment of what a request generates, if others can know it; 0: nobody but itself can."""
+        return SESSION | <uint64_t>self.first[row] if self.talks and row < self.n else 0
+
     cdef int fill(self, Path* path, int64_t row, int32_t full) noexcept nogil:
         """Write the path of a request with `full` full blocks."""
-        cdef int32_t s, n = 0, i, end = 0
+        cdef int32_t s, n = 0, i, end = 0, said = 0
+        cdef uint64_t own = self.own(row)
         if row >= self.n:
             return self.fill_later(path, row - self.n, full)
+        if own:
+            row = self.first[row]
+            full, said = min(full, self.bound[row]), full
         s = self.segment[row]
         while s != NIL:
             n += self.blocks[s] > 0
             s = self.parent[s]
-        if path_reserve(path, n + 1, False, 0) != ERR_OK:      # one more for the generated blocks
+        if path_reserve(path, n + 2, False, 0) != ERR_OK:      # for what was said, and for the generated blocks
             return ERR_MEMORY
         path.n = n
         s = self.segment[row]
@@ -411,6 +442,9 @@ cdef class PathTable:
             if end > full:                     # the prompt ends inside its last segment
                 end = full
             path.ends[i] = end
+        if said > full:
+            path.keys[path.n], path.ends[path.n] = own, said
+            path.n += 1
         return ERR_OK
 
     # -- rows that came later ------------------------------------------------------------------------------------------
@@ -470,5 +504,7 @@ cdef class PathTable:
 def _later(arrays, starts, keys, ends):
     """A table with rows that came later."""
     cdef PathTable made = PathTable(arrays["segment"], arrays["parent"], arrays["blocks"])
+    if "first" in arrays:
+        made = made.talking(arrays["first"], arrays["bound"])
     made.later, made.starts, made.keys, made.ends = len(starts) - 1, starts, keys, ends
     return made

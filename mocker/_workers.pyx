@@ -249,8 +249,10 @@ cdef class Workers:
             slot = sgl_new(g, row, self.prompt[row], limit)
             if slot == NIL or self.paths.fill(&g.req[slot].path, row, <int32_t>g.req[slot].full) != 0:
                 return NIL
-            g.req[slot].own_key = g.next_own_key
-            g.next_own_key += 1
+            g.req[slot].own_key = self.paths.own(row)
+            if not g.req[slot].own_key:
+                g.req[slot].own_key = g.next_own_key
+                g.next_own_key += 1
             return slot
         c = <Core*>self.cores[worker]
         if self.kind == KIND_RULES:
@@ -261,8 +263,10 @@ cdef class Workers:
             return slot
         if self.paths.fill(&c.req[slot].path, row, c.req[slot].full) != 0:
             return NIL
-        c.req[slot].own_key = c.next_own_key
-        c.next_own_key += 1
+        c.req[slot].own_key = self.paths.own(row)
+        if not c.req[slot].own_key:
+            c.req[slot].own_key = c.next_own_key
+            c.next_own_key += 1
         return slot
 
     cdef bint wish(self, int64_t row, int64_t worker, int32_t slot) noexcept nogil:

@@ -192,11 +192,15 @@ def _known_of(trace: Trace) -> _Known:
     return known
 
 
-def trace_paths(trace: Trace, block_size: int) -> PathTable:
+def trace_paths(trace: Trace, block_size: int, growing: Conversations | None = None) -> PathTable:
     """Block identities of a trace's prompts, kept as long as the trace is."""
     paths = _known_of(trace).paths
     table = paths.get(block_size)
-    if table is None:
+    if table is None and growing is not None:
+        table = growing.paths(trace, block_size)
+        with _known_lock:
+            table = paths.setdefault(block_size, table)
+    elif table is None:
         table = PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length, trace.block_size,
                                         block_size)
         with _known_lock:
@@ -250,7 +254,7 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     growing = Conversations(trace, tokens) if trace.accumulate and not single else None
     return Workload(
         arrival=trace.arrival_ms, prompt=trace.input_length if growing is None else growing.prompt,
-        limit=trace.output_length, make_paths=lambda block_size: trace_paths(given, block_size),
+        limit=trace.output_length, make_paths=lambda block_size: trace_paths(given, block_size, growing),
         tokens=tokens if growing is None else growing, planned=trace.output_token_ids is not None, growing=growing,
         session=None if single else trace.session, turn=None if single else trace.turn,
         delay=None if single and trace.wait_rows is None else trace.delay_ms, wait_offsets=trace.wait_offsets,

@@ -11,6 +11,7 @@ from fuzz_replays import random_replay
 from record_replays import engines
 
 from mocker import simulate
+from mocker.args import DEFAULT_SCHEDULER_RULES
 from mocker.replay.fast import FastPaths, fast_paths
 
 COUNT = int(os.environ.get("MOCKER_FUZZ", "150"))
@@ -45,8 +46,8 @@ def random_case(seed: int) -> tuple[list[dict], dict]:
     return rows, engines(config)
 
 
-def check(seed: int, tmp_path) -> None:
-    rows, options = random_case(seed)
+def check(seed: int, tmp_path, case=random_case) -> None:
+    rows, options = case(seed)
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rng = random.Random(seed)
@@ -65,6 +66,38 @@ def check(seed: int, tmp_path) -> None:
             f"seed {seed} with {choice}")      # sums over the gaps run in the order in which these came
 
 
+def growing_case(seed: int) -> tuple[list[dict], dict]:
+    """Sessions whose turns add to what was said before, on one pool; few first prompts, so that they are shared."""
+    rng = random.Random(f"growing/{seed}")
+    while True:
+        rows, options = random_case(rng.randrange(10**9))
+        if "prefill_engine_args" not in options:
+            break
+    options.pop("replay_concurrency", None)
+    starts = [dict(rng.choice(rows)) for _ in range(rng.randrange(1, 4))]
+    out = []
+    for s in range(rng.randrange(2, 9)):
+        first = dict(rng.choice(starts), session_id=f"s{s}", timestamp=rng.choice([0.0, 10.0 * s, 300.0 * s]))
+        first.pop("delay", None)
+        out.append(first)
+        for _ in range(rng.randrange(5)):
+            turn = dict(rng.choice(rows), session_id=f"s{s}", delay=rng.choice([0.0, 7.5, 200.0]))
+            turn.pop("timestamp", None)
+            out.append(turn)
+    leaves = rng.random() < 0.2
+    for row in out:
+        row["output_length"] = max(row["output_length"], 1)
+        if leaves and rng.random() < 0.3:
+            row["cancel_after_ms"] = rng.choice([1.0, 30.0, 500.0])
+    args = options["extra_engine_args"]
+    plain = args.engine_type == "vllm" and args.scheduler_rules == DEFAULT_SCHEDULER_RULES
+    if plain and args.enable_prefix_caching and rng.random() < 0.4:
+        options["extra_engine_args"] = args.replace(
+            num_g2_blocks=rng.choice([2, 5, 40]), num_g3_blocks=rng.choice([None, 30]), kv_bytes_per_token=250_000,
+            bandwidth_g1_to_g2_gbps=rng.choice([0.0, 0.05, 20.0]), offload_batch_size=rng.choice([1, 32]))
+    return out, options | {"trace_format": "mooncake-delta"}
+
+
 def steady(report: dict) -> dict:
     """The numbers of a report that do not depend on this machine."""
     return {name: value for name, value in report.items()
@@ -75,6 +108,12 @@ def steady(report: dict) -> dict:
 def test_no_shortcut_changes_a_bit(part, tmp_path):
     for seed in range(part, COUNT, 3):
         check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_prompts_that_grow_by_segments_as_by_their_tokens(part, tmp_path):
+    for seed in range(part, COUNT, 3):
+        check(seed, tmp_path, growing_case)
 
 
 def test_threads_change_no_byte(tmp_path):

@@ -22,6 +22,7 @@ from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
 from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report, report_of
+from ..engine import engine_hooks
 from ..formats.stream import TraceStream
 from ..offload import offload_columns, offload_report
 from ..provenance import arguments_of
@@ -103,8 +104,11 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
          threads: int) -> Run:
     began = time.perf_counter()
     n = len(workload)
+    # Not where somebody who keeps a state of his own would be asked for the same things twice.
+    anew = (planning is None and watch is None and stream is None and isinstance(routing.mode, str)
+            and engine_hooks(pools.args) == (None,) * 3)
     cluster, coupled = set_up(workload, pools, cap_ms, routing, fast, recording, planning, concurrency is not None,
-                              compat)
+                              compat, anew)
     if exact_gaps is not None:
         cluster.collector.keep_gaps(exact_gaps)
     run = Run(cluster, workload, pools, 0.0, planning)
@@ -164,11 +168,13 @@ def _settled(cluster: Cluster) -> NDArray[np.bool_]:
 
 def set_up(workload: Workload, pools: Pools, cap_ms: float | None, routing: Routing, fast: FastPaths,
            recording: Recording | None, planning: Planning | None, closed: bool,
-           compat: str | None) -> tuple[Cluster, bool]:
-    """The cluster of a replay that has not begun, as `make_cluster`."""
+           compat: str | None, anew: bool = False) -> tuple[Cluster, bool]:
+    """The cluster of a replay that has not begun, as `make_cluster`; `anew`: it may begin again with tokens."""
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
     split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
-    real = workload.growing is not None or (cached and not fast.extents) or (workload.planned and (cached or split))
+    growing = workload.growing is not None and (
+        not anew or split or workload.cancel_after is not None or not workload.growing.unique)
+    real = growing or (cached and not fast.extents) or (workload.planned and (cached or split))
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
@@ -411,9 +417,15 @@ def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | 
     exact = None if exact_gaps is None else _integer("exact_gaps", exact_gaps, 1)
     threads, shortcuts = _integer("threads", threads, 1), fast_paths(fast)
     stream = None if stream_to is None else RowStream(stream_to, exact, compat == "reference", sla)
+    begin = partial(_run, ready, pools, concurrency, max_sim_time_ms, routing, progress, shortcuts, recording, watch,
+                    None if planner is None else Planning(planner), compat, exact, stream, threads)
     try:
-        run = _run(ready, pools, concurrency, max_sim_time_ms, routing, progress, shortcuts, recording, watch,
-                   None if planner is None else Planning(planner), compat, exact, stream, threads)
+        run = begin()
+    except MemoryError:
+        if ready.growing is None or not ready.growing.mute:
+            raise
+        ready.growing.forget()
+        run = begin()
     finally:
         if stream is not None:
             stream.close()

@@ -176,9 +176,9 @@ def _engines(args: MockEngineArgs, workers: range, real_tokens: bool, events: bo
 
 
 def _recruit(args: MockEngineArgs, number: int, real_tokens: bool, events: bool, world: OffloadWorld | None,
-             compat: str | None) -> Any:
+             compat: str | None, strict: bool = False) -> Any:
     """The engine of a worker that comes later, with tiers of its own."""
-    engine = _engines(args, range(number, number + 1), real_tokens, events)[0]
+    engine = _engines(args, range(number, number + 1), real_tokens, events, strict)[0]
     if world is not None and args.num_g2_blocks:
         attach_tiers(world, cast(EngineCore, engine), args, compat)
     return engine
@@ -214,12 +214,13 @@ def set_growing(cluster: Cluster, workload: Workload, args: MockEngineArgs, limi
     if growing is None:
         return
     growing.collector = cluster.collector
+    prepare: Callable[[int], object] = growing.prepare if growing.with_tokens else growing.counter()
 
     def grow(row: int) -> None:
-        growing.prepare(row)
+        prepare(row)
         limit[row] = output_limits(args, workload.prompt[row], workload.limit[row])
 
-    cluster.set_growing(grow)
+    cluster.set_growing(prepare if args.scheduler_rules == DEFAULT_SCHEDULER_RULES else grow)
 
 
 def _below(pools: Pools, first: list[Any], second: list[Any], rows: int, compat: str | None) -> OffloadWorld | None:
@@ -305,7 +306,10 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     if routing.routed:
         router = _router(routing, args, pools.workers, real_tokens, replay_router_config(args, routing.config),
                          routing.seed)
-    engines = _engines(args, range(pools.workers), real_tokens, routing.routed, not fast.books)
+    if workload.growing is not None:
+        workload.growing.with_tokens = real_tokens
+    strict = not fast.books or workload.growing is not None    # later turns look for blocks that earlier ones generated
+    engines = _engines(args, range(pools.workers), real_tokens, routing.routed, strict)
     world = _below(pools, engines, [], len(workload), compat)
     if world is not None and planning is None and _apart(pools, routing.routed, compat):
         world.part()
@@ -326,7 +330,7 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
         cluster.set_cancellations(workload.cancel_after)
     if planning is not None:
         planning.join(cluster, pools, lambda _, number, below: _recruit(args, number, real_tokens, routing.routed,
-                                                                        below, compat))
+                                                                        below, compat, strict))
     return cluster, routing.routed or planning is not None or (world is not None and pools.workers > 1
                                                                and not world.apart)
 
