@@ -24,7 +24,7 @@ from mocker._core cimport STOP_SEQS, STOP_WAIT, Core, Request, Signal
 from mocker._requests cimport core_enqueue, core_new, note, running_compact
 from mocker._rules_blocks cimport lazy, let_go
 from mocker._rules_copies cimport table_resize
-from mocker._rules_requests cimport before, slot_free, waiting_remove
+from mocker._rules_requests cimport before, slot_free, waiting_remove, waiting_restore
 from mocker._rules_schedule cimport admit_waiting, schedule_running
 from mocker._rules_tokens cimport collect_ready, emit, settle
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms, timing_varies
@@ -165,6 +165,8 @@ cdef void rules_pass(VllmRulesCore* x, double now) noexcept nogil:
     x.planning = True
     schedule_running(x)
     admit_waiting(x, now)
+    if x.by_priority and c.admission.score.ask != NULL:
+        waiting_restore(x)
     x.planning = False
     c.seen_running, c.seen_waiting, c.seen_used = c.n_running, c.n_waiting, c.pool.active
     start = now

@@ -11,6 +11,7 @@ cdef inline bint before(VllmRulesCore* x, int32_t a, int32_t b) noexcept nogil:
     return x.extra[a].order < x.extra[b].order
 
 
+cdef void waiting_restore(VllmRulesCore* x) noexcept nogil
 cdef void waiting_remove(Core* c, int32_t slot) noexcept nogil
 cdef void slot_free(VllmRulesCore* x, int32_t slot) noexcept nogil
 cdef void request_end(VllmRulesCore* x, int32_t slot, int terminal, bint late) noexcept nogil

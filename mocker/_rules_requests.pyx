@@ -55,6 +55,23 @@ cdef void waiting_prepend(VllmRulesCore* x, int32_t slot) noexcept nogil:
         i += 1
 
 
+cdef void waiting_restore(VllmRulesCore* x) noexcept nogil:
+    """Back to the order by priority, which a score has left for one request or few."""
+    cdef Core* c = x.c
+    cdef int64_t i, at, m = c.waiting_cap - 1
+    cdef int32_t slot, up
+    for i in range(1, c.waiting_places):
+        slot = c.waiting[(c.waiting_head + i) & m]
+        at = i
+        while at > 0:
+            up = c.waiting[(c.waiting_head + at - 1) & m]
+            if not before(x, slot, up):
+                break
+            c.waiting[(c.waiting_head + at) & m] = up
+            at -= 1
+        c.waiting[(c.waiting_head + at) & m] = slot
+
+
 cdef void waiting_remove(Core* c, int32_t slot) noexcept nogil:
     cdef int64_t i, k = 0, m = c.waiting_cap - 1
     cdef int32_t other

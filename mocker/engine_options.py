@@ -202,9 +202,6 @@ def score_conflicts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     if values["victim_score"] is not None and values["engine_type"] == "trtllm":
         rule = "victim_score says who is preempted, and engine_type='trtllm' preempts nobody"
         problems.append(("victim_score", f"{rule}; leave it out"))
-    if values["admission_score"] is not None and values["vllm_scheduling_policy"] == "priority":
-        rule = "admission_score and vllm_scheduling_policy='priority' both say who goes first"
-        problems.append(("admission_score", f"{rule}; the score is told the priority, leave the policy out"))
     return problems
 
 

@@ -66,6 +66,7 @@ ENGINES = {
     "vllm": {}, "fifo": {"preemption_mode": "fifo"}, "mtp": {"aic_nextn": 2, "aic_nextn_accept_rates": "0.7,0.5"},
     "rules": {"scheduler_rules": "vllm-0.33"}, "late": {"scheduler_rules": "vllm-0.33-async"},
     "sglang": {"engine": "sglang", "sglang": EAGER},
+    "priority": {"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority"},
     "tiers": {"num_g2_blocks": 60, "kv_bytes_per_token": 1000, "bandwidth_g1_to_g2_gbps": 0.002,
               "bandwidth_g2_to_g1_gbps": 0.002},
 }
@@ -139,9 +140,10 @@ def test_equal_scores_change_nothing(name):
     scores = {"admission_score": compiled_nine(in_order), "eviction_score": compiled(nothing)}
     if name != "trtllm":
         scores["victim_score"] = nothing
+    work = replace(trace(4), priority=(np.arange(60) % 4).astype(np.int32)) if name == "priority" else trace(4)
     for more in ({}, {"num_workers": 2, "router_mode": "kv_router"}):
-        plain = simulate(trace(4), extra_engine_args=small(**common), **more)
-        same(simulate(trace(4), extra_engine_args=small(**common, **scores), **more), plain)
+        plain = simulate(work, extra_engine_args=small(**common), **more)
+        same(simulate(work, extra_engine_args=small(**common, **scores), **more), plain)
     if name in ("vllm", "sglang"):
         pools = disagg(name)
         scored = {k: v.replace(**scores) if k.endswith("args") else v for k, v in pools.items()}
@@ -331,7 +333,6 @@ def test_errors_come_out():
         AdmissionScore(compiled(nothing))
     for arguments, message in [
             ({"engine_type": "trtllm", "victim_score": nothing}, "preempts nobody"),
-            ({"scheduler_rules": "vllm-0.33", "vllm_scheduling_policy": "priority", "admission_score": in_order},
-             "both say who goes first"), ({"admission_score": "fcfs"}, "must be callable")]:
+            ({"admission_score": "fcfs"}, "must be callable")]:
         with pytest.raises(ValueError, match=message):
             MockEngineArgs(**arguments)

@@ -94,7 +94,7 @@ def test_rules():
     for seed in range(160):
         rng = random.Random(seed)
         s, rules = case(seed)
-        scores = {"victim": rng.choice(VICTIMS), "admission": None if s["priority"] else rng.choice(ADMISSIONS),
+        scores = {"victim": rng.choice(VICTIMS), "admission": rng.choice(ADMISSIONS),
                   "eviction": rng.choice(EVICTIONS[:3] + EVICTIONS[4:])}
         got = compiled_passes(s, SchedulerRules(**rules), {f"{k}_score": v for k, v in scores.items()})
         assert got == model_passes(s, rules, ScoredRules, **scores), f"seed {seed}, rules {rules}"

@@ -250,6 +250,8 @@ class ScoredRules(RulesModel):
             self.pool = ScoredRulesPool(self.pool, eviction)
 
     def _may_admit(self) -> bool:
+        if self.by_priority:
+            self.waiting.sort(key=lambda r: (r.priority, r.order))
         return self.admission is None or to_front(self.waiting, self._waits)
 
     def _waits(self, r: RulesRequest) -> float:
