@@ -338,5 +338,7 @@ def test_order_of_the_reference():
             order.insert(0, order.pop(min(room, batches) - 1))
             assert start_order(batches, room, 0) == order
     assert start_order(8, 0, 3) == [7, 0, 1, 2, 3, 4, 5, 6]
+    # recorded of tokio 1.48 with one thread, two queues of 8 places and these tasks
     assert start_order(9, 32, 0) == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+    assert start_order(18, 12, 0) == [5, 8, 9, 10, 7, 15, 0, 1, 2, 3, 4, 17, 11, 12, 13, 14, 6, 16]
     assert start_order(18, 1, 0) == [7, 15, 0, 1, 2, 3, 4, 5, 17, 6, 8, 9, 10, 11, 12, 13, 14, 16]
