@@ -5,7 +5,7 @@ Samples are counted in bins over their range, those of the few bins that a rank 
 left is partitioned: a thousand samples that no processor has seen before cost a third of a plain quickselect.
 """
 from libc.math cimport round
-from libc.stdint cimport INT32_MAX
+from libc.stdint cimport INT32_MAX, uint16_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
@@ -179,11 +179,15 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
     cdef double* room
     cdef double* picked
     cdef int64_t* picked_weights
+    cdef uint16_t* bin_at = <uint16_t*>malloc((n + 1) * sizeof(uint16_t))
+    if bin_at == NULL:
+        return False
     memset(weights, 0, sizeof(weights))
     memset(entries, 0, sizeof(entries))
     memset(wanted, 0, sizeof(wanted))
     for i in range(n):
         b = bin_of(s, v[i])
+        bin_at[i] = <uint16_t>b
         weights[b] += w[i]
         entries[b] += 1
     for k in range(count):
@@ -205,9 +209,11 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
             used += entries[b]
     room = <double*>malloc(4 * (used + 1) * sizeof(double))
     if room == NULL:
+        free(bin_at)
         return False
     picked, picked_weights = room + 2 * (used + 1), <int64_t*>(room + 3 * (used + 1))
-    used = pick(v, w, n, s, wanted, room, <int64_t*>(room + used + 1))
+    used = pick(v, w, n, bin_at, wanted, room, <int64_t*>(room + used + 1))
+    free(bin_at)
     for i in range(used):
         b = bin_of(s, room[i])
         picked[start[b]], picked_weights[start[b]] = room[i], (<int64_t*>(room + used + 1))[i]
@@ -220,11 +226,11 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
     return True
 
 
-cdef int64_t pick(const double* v, const int64_t* w, int64_t n, Scale s, const uint8_t* wanted, double* to,
-                  int64_t* weights) noexcept nogil:
+cdef int64_t pick(const double* v, const int64_t* w, int64_t n, const uint16_t* bin_at, const uint8_t* wanted,
+                  double* to, int64_t* weights) noexcept nogil:
     """Copy the entries of bins that are wanted; `to` and `weights` have room for one more than these."""
     cdef int64_t i, used = 0
     for i in range(n):
         to[used], weights[used] = v[i], w[i]
-        used += wanted[bin_of(s, v[i])]
+        used += wanted[bin_at[i]]
     return used
