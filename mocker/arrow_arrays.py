@@ -81,8 +81,8 @@ def numbers(array: Any) -> NDArray[Any]:
     Without nulls they are a view of the array's memory.
     """
     types = import_extra("pyarrow.types", "parquet", "an Arrow table")
-    times = types.is_timestamp(array.type) or types.is_duration(array.type)
-    dtype = np.dtype(np.int64 if times else array.type.to_pandas_dtype())
+    kind = "float" if types.is_floating(array.type) else "uint" if types.is_unsigned_integer(array.type) else "int"
+    dtype = np.dtype(f"{kind}{array.type.bit_width}")      # `to_pandas_dtype` imports pandas in some versions
     data = array.buffers()[1]
     if data is None:
         return np.zeros(len(array), dtype)
