@@ -227,7 +227,7 @@ def test_workers_that_leave_take_their_host_along(below, wanted, came):
 
 
 def test_worker_drains_until_its_copies_have_ended():
-    """At 1 kB/ms a block of 64 kB takes 64 ms down to the disk: the worker that is to go stays for it."""
+    """At a byte a ms a block of 64 kB takes 64 s down to the disk: the worker that is to go stays for it."""
     rows = [[0, 1], [2, 3], [4, 5]]
     trace = Trace.from_columns(
         arrival_ms=[0.0, 100.0, 50_000.0], input_length=[128] * 3, output_length=[1] * 3,
