@@ -133,7 +133,7 @@ cdef class OffloadWorld:
         cdef OffloadTiers tiers, like
         cdef OffloadWorld made = OffloadWorld(g3_blocks=self.w.g3.there, g4=self.w.g4.there)
         made.apart, made.hushed = self.apart, self.hushed
-        made.collect(rows)
+        made.parked_ms, made.blocks = np.empty(rows), np.empty((rows, 3), np.int64)
         for i, (engine, through) in enumerate(seats):
             tiers = OffloadTiers.__new__(OffloadTiers)
             made.seat(tiers, engine, through)
@@ -142,6 +142,18 @@ cdef class OffloadWorld:
                 tiers.future, tiers.arrays = like.future, like.arrays
                 tiers.o.g2.future = &tiers.future
         return made
+
+    def dissolve(self):
+        """The simulation is over: engines and tiers let go of each other, so that memory comes back at once."""
+        cdef OffloadTiers tiers
+        cdef EngineCore engine
+        for tiers in self.attached:
+            engine = tiers.engine
+            engine.c.tiers = engine.c.pool.tiers = NULL
+            engine.c.pool.make_room, engine.c.pool.catalog, engine.c.pool.fresh = NULL, NULL, NULL
+            engine.tiers = tiers.engine = None
+            tiers.o.core, tiers.o.n_parked = NULL, 0
+        self.attached.clear()
 
     cdef note(self, OffloadTiers tiers):
         cdef double[::1] parked

@@ -117,6 +117,10 @@ cdef class Workers:
             free(self.teams[i].members)
             free(self.teams[i].active)
 
+    def __del__(self):
+        if self.offload is not None:
+            self.offload.dissolve()
+
     cdef int reserve_workers(self, int64_t need) except -1:
         """Make room for so many workers."""
         cdef int64_t cap = max(need, 2 * self.workers_cap)

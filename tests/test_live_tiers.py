@@ -1,6 +1,7 @@
 """Copies of simulations with KV tiers: equal to the original to the last bit, whatever is under way below."""
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 from dataclasses import replace
@@ -123,3 +124,21 @@ def test_injected_requests(name):
     got = sim.run().result()
     for column, values in got.per_request.items():
         np.testing.assert_array_equal(values, whole.per_request[column], err_msg=column)
+
+
+def test_copies_are_freed_at_once():
+    sim = open_simulation(trace(17), **CASES["credit"])
+    sim.run_completions(20)
+
+    def alive():
+        return sum(type(thing).__name__ == "OffloadTiers" for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        for _ in range(3):
+            sim.fork().run()
+        assert alive() == before
+    finally:
+        gc.enable()
