@@ -129,6 +129,10 @@ def memory() -> float:
         return peaks[0] / peaks[1]
 
 
+TIERS = mocker.MockEngineArgs(num_gpu_blocks=2048, block_size=64, num_g2_blocks=8192, num_g3_blocks=32768,
+                              kv_bytes_per_token=131072)
+
+
 def fork(**options: object) -> float:
     """A fork by a copy of as many bytes."""
     sim = mocker.open_simulation(TRACE, num_workers=4, **options)
@@ -145,6 +149,7 @@ RATIOS = {
     "streamed": Ratio("trace read on the way / before", streamed, 2.0),
     "memory": Ratio("streamed, peak memory, 385,000 / 192,000 requests", memory, 1.3),
     "fork": Ratio("fork / copy of its bytes, KV router", lambda: fork(router_mode="kv_router"), 5.0),
+    "fork_tiers": Ratio("fork / copy of its bytes, KV tiers", lambda: fork(extra_engine_args=TIERS), 5.0),
 }
 
 

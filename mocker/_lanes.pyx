@@ -13,11 +13,11 @@ import numpy as np
 
 from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, ST_FREE, int64_t, uint64_t
-from mocker._core cimport Core
+from mocker._core cimport Core, Request
 from mocker._paths cimport PathTable
 from mocker._router cimport Router, Ticket
-from mocker._sglang cimport SglangCore
-from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, View, Workers
+from mocker._sglang cimport SglangCore, SglRequest
+from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, LIFE_GONE, View, Workers
 
 
 cdef class Lanes(Workers):
@@ -289,3 +289,36 @@ cdef class Lanes(Workers):
                 lane.last = self.arrival[row]
             lane.next += self.workers
         return True
+
+    # -- at the end ---------------------------------------------------------------------------------------------------
+
+    def unfinished(self):
+        """Rows of the requests alive in the engines, with their worker and status.
+
+        Returns
+        -------
+        list of tuple
+            (row, worker, status code, tokens known, tokens computed, preemptions).
+        """
+        cdef int64_t w, i
+        cdef Core* c
+        cdef Request* r
+        cdef SglangCore* g
+        cdef SglRequest* q
+        out = []
+        for w in range(self.workers):
+            if self.life[w] == LIFE_GONE:
+                continue
+            if self.kind == KIND_SGLANG:
+                g = <SglangCore*>self.cores[w]
+                for i in range(g.req_used):
+                    q = &g.req[i]
+                    if q.status != 0:
+                        out.append((q.id, w, 1, q.len, q.computed, q.retractions))
+                continue
+            c = <Core*>self.cores[w]
+            for i in range(c.req_used):
+                r = &c.req[i]
+                if r.status != 0:
+                    out.append((r.id, w, r.status, r.len, r.computed, r.preemptions))
+        return out

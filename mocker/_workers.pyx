@@ -682,34 +682,3 @@ cdef class Workers:
             return (<SglangCore*>self.cores[worker]).total
         c = <Core*>self.cores[worker]
         return c.pool.capacity << c.shift
-
-    def unfinished(self):
-        """Rows of the requests alive in the engines, with their worker and status.
-
-        Returns
-        -------
-        list of tuple
-            (row, worker, status code, tokens known, tokens computed, preemptions).
-        """
-        cdef int64_t w, i
-        cdef Core* c
-        cdef Request* r
-        cdef SglangCore* g
-        cdef SglRequest* q
-        out = []
-        for w in range(self.workers):
-            if self.life[w] == LIFE_GONE:
-                continue
-            if self.kind == KIND_SGLANG:
-                g = <SglangCore*>self.cores[w]
-                for i in range(g.req_used):
-                    q = &g.req[i]
-                    if q.status != 0:
-                        out.append((q.id, w, 1, q.len, q.computed, q.retractions))
-                continue
-            c = <Core*>self.cores[w]
-            for i in range(c.req_used):
-                r = &c.req[i]
-                if r.status != 0:
-                    out.append((r.id, w, r.status, r.len, r.computed, r.preemptions))
-        return out
