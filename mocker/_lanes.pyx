@@ -264,7 +264,7 @@ cdef class Lanes(Workers):
             lane.last = now
             if c.steady and self.fast & FAST_CLOCK:
                 until = INFINITY
-                if (c.n_waiting == 0 or self.wishes) and lane.next < self.n:
+                if (c.n_waiting == 0 or self.overtaking) and lane.next < self.n:
                     until = self.arrival[self.order[lane.next & self.ring]]
                 now = self.forward(worker, now, until)
                 if now > self.cap and not self.single:

@@ -114,6 +114,7 @@ cdef class Workers:
     cdef const int32_t[::1] policy       # [n] router queue class code
     cdef bint ranked                     # these three are set
     cdef bint wishes                     # some engine has a score of who waits
+    cdef bint overtaking                 # it, or a priority: who comes may go before those who wait
     cdef readonly Recorder recorder
     cdef Timeline* timeline              # its; NULL: nobody records
     cdef readonly OffloadWorld offload   # tiers below the workers, or None

@@ -158,6 +158,8 @@ cdef class Workers:
             self.cores[worker] = &core.c
             if self.kind == KIND_RULES:
                 self.rules[worker] = &(<RulesEngine>engine).x
+                self.overtaking = self.overtaking or self.rules[worker].by_priority
+        self.overtaking = self.overtaking or self.wishes
         return 0
 
     def set_ranks(self, const int64_t[::1] priority, const int64_t[::1] strict, const int32_t[::1] policy):
@@ -386,7 +388,9 @@ cdef class Workers:
                 slot = (<SglangEngine>self.engines[worker]).submit(row, prompt, self.limit[row], plan, 0, row)
                 return not self.wishes or self.wish(row, worker, slot)
             engine = self.engines[worker]
-            slot = engine.submit(row, prompt, self.limit[row], plan, NIL)
+            slot = EngineCore.submit(engine, row, prompt, self.limit[row], plan, NIL)
+            if self.kind == KIND_RULES:
+                (<RulesEngine>engine).queue_at(slot, NIL, self.priority[row] if self.ranked else 0)
         except MemoryError:
             return False
         if self.wishes and not self.wish(row, worker, slot):

@@ -1,12 +1,16 @@
 """Replays by vLLM's scheduling rules: as a core driven by hand; priorities, lengths, several workers, routers."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_disagg import random_trace
 from test_endings import statuses, trace_of
+from test_live import same, small, trace
 
 from mocker import DirectRequest, MockEngineArgs, SglangArgs, Trace, create_engine_core, simulate
+from mocker.replay.fast import FastPaths
 
 RULES = ["vllm-0.33", "vllm-0.33-async"]
 
@@ -108,3 +112,16 @@ def test_planned_outputs_of_sglang_are_cached_always(tmp_path):
         engine_type="sglang", block_size=4, num_gpu_blocks=50, enable_prefix_caching=caching,
         sglang=SglangArgs(page_size=4))).per_request["reused_input_tokens"]) for caching in (True, False)]
     assert reused == [[0, 8], [0, 8]]
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_priorities_by_every_way_to_replay(rules):
+    """Who comes goes before those who wait with less priority, also where passes are skipped or prompts are tokens."""
+    engine = small(scheduler_rules=rules, vllm_scheduling_policy="priority", num_gpu_blocks=36, max_num_seqs=8)
+    for seed in range(14):
+        work = trace(seed, 100)
+        work = replace(work, priority=np.random.default_rng(seed).integers(0, 3, 100).astype(np.int32))
+        for more in ({}, {"num_workers": 3}, {"num_workers": 2, "router_mode": "kv_router"}):
+            plain = simulate(work, extra_engine_args=engine, fast_forward=False, **more)
+            for fast in (True, FastPaths(extents=False)):
+                same(simulate(work, extra_engine_args=engine, fast_forward=fast, **more), plain)
