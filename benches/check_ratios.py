@@ -25,6 +25,7 @@ from cases import POOL  # noqa: E402
 import mocker  # noqa: E402
 from mocker.formats import columns  # noqa: E402
 from mocker.replay import api  # noqa: E402
+from mocker.replay.fast import FastPaths  # noqa: E402
 
 TRACE = mocker.Trace.load(mocker.sample_trace_path())
 OPTIONS = {"extra_engine_args": mocker.MockEngineArgs(**POOL), "num_workers": 4}
@@ -59,6 +60,12 @@ def replay(workload: object = TRACE, **more: object) -> None:
 def fast_forward() -> float:
     """The fast path by the plain one."""
     return quotient(replay, lambda: replay(fast_forward=False), 5)
+
+
+def calendar() -> float:
+    """One saturated worker with a calendar by one without."""
+    return quotient(lambda: replay(num_workers=1),
+                    lambda: replay(num_workers=1, fast_forward=FastPaths(calendar=0)), 5)
 
 
 def kv_router() -> float:
@@ -143,6 +150,7 @@ def fork(**options: object) -> float:
 
 RATIOS = {
     "fast": Ratio("fast path / plain path", fast_forward, 0.6),
+    "calendar": Ratio("a saturated worker with a calendar / without", calendar, 0.85),
     "router": Ratio("fast path / plain path, KV router", kv_router, 0.8),
     "short": Ratio("1,000 requests: set-up and report / engine", short, 0.3),
     "growth": Ratio("time a request, 120,000 / 12,000", growth, 1.6),

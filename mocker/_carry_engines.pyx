@@ -1,10 +1,13 @@
 # cython: language_level=3
 """State of vLLM and TRT-LLM cores, with and without scheduler rules: every array that `core_free`, `pool_free` and
 `rules_free` free. O(what the core holds)."""
-from mocker._carry cimport LIST, Carrier, carry, carry_array
+from libc.string cimport memset
+
+from mocker._calendar cimport calendar_settle
+from mocker._carry cimport COPY, LIST, LOAD, Carrier, carry, carry_array
 from mocker._collect cimport Gaps, Rows
-from mocker._common cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from mocker._core cimport Admission, Core, Request, Signal, Work
+from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from mocker._core cimport Admission, Calendar, Core, Request, Signal, Work
 from mocker._hooks cimport AdmissionHook, Hook, Wish
 from mocker._kv cimport Event, Path, Piece, Pool, RoomMaker, Run
 from mocker._kv_ranked cimport pool_rank
@@ -70,7 +73,14 @@ cdef void core_carry(Carrier* io, Core* c) noexcept nogil:
     cdef RoomMaker make_room = c.pool.make_room
     cdef Catalog* catalog = c.pool.catalog
     cdef Spans* fresh = c.pool.fresh
+    cdef int64_t least
+    if io.mode != LOAD and io.mode != COPY:
+        calendar_settle(c, False, NIL)         # so that it is empty, and need not be carried
     carry(io, c, sizeof(Core))
+    if io.mode == LOAD or io.mode == COPY:
+        least = c.calendar.least
+        memset(&c.calendar, 0, sizeof(Calendar))
+        c.calendar.least = least
     c.rows, c.gaps, c.timing.model, c.victim = rows, gaps, model, victim
     c.tiers = c.pool.tiers = tiers
     c.pool.make_room, c.pool.catalog, c.pool.fresh = make_room, catalog, fresh

@@ -37,7 +37,8 @@ cdef struct Request:
     int32_t pinned                 # reserved destination: cached blocks pinned
     int64_t attempt                # pending destination: capacity generation of the last try, NIL = never
     int32_t next_free              # free slots: next one
-    int64_t pad                    # 256 bytes: a slot is found by a shift
+    int32_t due_next               # asleep: next one that is due in the same pass
+    int32_t place                  # with a calendar: rises along the batch; 256 bytes: a slot is found by a shift
 
 
 cdef struct Work:                  # one scheduled request, for the forward-pass metrics
@@ -87,6 +88,27 @@ cdef enum WaitReason:              # why the last pass admitted nobody else
     STOP_OTHER = 3                 # budget or preemption: the next pass may differ
 
 
+cdef struct Calendar:              # of a large batch, see `_calendar`
+    int64_t least                  # requests that run from which on it is used; 0: never
+    bint is_open                   # is used
+    int64_t tick                   # passes in which everybody asleep has made a token
+    int64_t asleep                 # requests asleep; their `len` and `gen` are kept less `tick`
+    int64_t base                   # sum of their `len` as it is kept
+    int64_t days                   # power of two
+    int32_t* first                 # [days] by the tick at which they are due: those asleep, linked; NIL = nobody
+    int32_t* last                  # [days] the last one, where there is one
+    uint64_t* marks                # [days / 64] a bit for each day with somebody
+    int64_t* awake                 # [n_awake] the others that run, in the order of the batch: place << 32 | slot
+    int64_t awake_cap
+    int64_t n_awake
+    int64_t odd                    # of them: do not just decode
+    int32_t next_place             # of the next one to join
+    int64_t at                     # see `calendar_settle`
+    int64_t turns                  # passes since the last look at whether it is worth its keep
+    int64_t busy                   # requests awake in them
+    int64_t not_before             # pass before which it is not opened again
+
+
 cdef struct Core:
     # configuration
     int64_t block_size
@@ -114,6 +136,7 @@ cdef struct Core:
     # parts
     Pool pool
     Timing timing
+    Calendar calendar
     Rows* rows                     # NULL: nobody collects
     Gaps* gaps
     bint record                    # fill `admissions` and `signals`

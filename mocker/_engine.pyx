@@ -8,6 +8,7 @@ from libc.math cimport isnan
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
+from mocker._calendar cimport calendar_settle
 from mocker._common cimport (
     END_CAPACITY, ERR_HOOK, ERR_MEMORY, ERR_OK, ERR_TIME, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD, ST_PARKED, ST_PENDING,
     ST_PREEMPTED, ST_RESERVED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint32_t, uint64_t)
@@ -341,6 +342,7 @@ cdef class EngineCore:
     def request(self, int32_t slot):
         """One request as a dict: handle, status, len, prompt, generated, limit, computed, allocated, preemptions."""
         cdef Request* r = &self.c.req[slot]
+        calendar_settle(&self.c, False, NIL)
         return {"handle": r.id, "status": STATUS_NAMES[r.status], "len": r.len, "prompt": r.prompt, "generated": r.gen,
                 "limit": r.limit, "computed": r.computed, "allocated": r.alloc, "preemptions": r.preemptions,
                 "full_blocks": r.full, "partial": bool(r.partial)}
@@ -368,6 +370,7 @@ cdef class EngineCore:
         cdef int32_t i, at, cover, low, prev
         holders = {}
         alive = 0
+        calendar_settle(c, False, NIL)
         if self.tiers is not None:
             partial, pinned = self.tiers.books()[:2]
             self.tiers.check()

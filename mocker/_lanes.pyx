@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
+from mocker._calendar cimport calendar_settle
 from mocker._collect cimport Gaps, gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, ST_FREE, int64_t, uint64_t
 from mocker._core cimport Core, Request
@@ -317,6 +318,7 @@ cdef class Lanes(Workers):
                         out.append((q.id, w, 1, q.len, q.computed, q.retractions))
                 continue
             c = <Core*>self.cores[w]
+            calendar_settle(c, False, NIL)
             for i in range(c.req_used):
                 r = &c.req[i]
                 if r.status != 0:

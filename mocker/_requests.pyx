@@ -9,6 +9,7 @@ from libc.math cimport NAN
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
+from mocker._calendar cimport calendar_free, calendar_settle
 from mocker._common cimport (
     END_CAPACITY, END_NONE, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_OK, NIL, POLICY_TRTLLM, ST_FREE, ST_HELD,
     ST_PARKED, ST_PREEMPTED, ST_RUNNING, ST_WAITING, grown, int32_t, int64_t, uint64_t)
@@ -53,6 +54,7 @@ cdef void core_free(Core* c) noexcept nogil:
     free(c.signals)
     free(c.late)
     free(c.admission.wishes)
+    calendar_free(c)
     pool_free(&c.pool)
     timing_free(&c.timing)
 
@@ -306,6 +308,7 @@ cdef int64_t core_drop(Core* c, int32_t slot) noexcept nogil:
     """Cancel a request. Returns the place to give to `core_enqueue` if the same id comes again, else NIL."""
     cdef Request* r = &c.req[slot]
     cdef int64_t i, at, place = NIL
+    calendar_settle(c, False, NIL)
     if r.alloc > 0 or r.status == ST_RUNNING:
         c.generation += 1
     if r.status == ST_PARKED:

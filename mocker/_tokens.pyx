@@ -6,6 +6,7 @@ Answers to `emit_ready_tokens` and `emit_speculative_ready_tokens` of `scheduler
 """
 from libc.math cimport NAN
 
+from mocker._calendar cimport asleep_length, calendar_compact, calendar_turn
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
     END_COMPLETED, END_NONE, ERR_MEMORY, ERR_OK, NIL, ST_RUNNING, WORKER_DECODE, WORKER_PREFILL, int32_t, int64_t,
@@ -110,7 +111,7 @@ cdef int64_t collect_ready(Core* c, int64_t* total_length) noexcept nogil:
 
 cdef double beside_prompts(Core* c, int64_t n, int64_t active, double start) noexcept nogil:
     """What ready requests that have a token add to a pass of prompts, ms; first tokens come with the prompts."""
-    cdef int64_t i, others = 0, length = 0, mean
+    cdef int64_t i, others = c.calendar.asleep, length = asleep_length(c), mean
     cdef Request* r
     cdef double ms
     for i in range(n):
@@ -129,18 +130,19 @@ cdef double beside_prompts(Core* c, int64_t n, int64_t active, double start) noe
 
 
 cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcept nogil:
-    """One token for each of the `n` ready requests in order; returns the decode time, ms (0 if none was made)."""
-    cdef int64_t i, token, together = 0, steps = 0
+    """One token for each of the `n` ready requests in order, and for all asleep; returns the decode time, ms (0 if none
+    was made)."""
+    cdef int64_t i, token, together = 0, steps = c.calendar.asleep, makers = n + steps
     cdef double decode = 0.0, at
     cdef int32_t slot, victim
     cdef Request* r
     cdef bint changed = False, made, done, plain = c.rows != NULL and not c.real_tokens and not c.record
-    c.steady = n == c.n_running                # so far: whoever runs on will have made a token
+    c.steady = makers == c.n_running           # so far: whoever runs on will have made a token
     if c.worker_type != WORKER_PREFILL:
         if c.batch and timing_mixes(&c.timing) and c.worker_type != WORKER_DECODE:
             decode = beside_prompts(c, n, c.pool.active, start)
         else:
-            decode = timing_decode_ms(&c.timing, n, c.pool.active, total_length // n)
+            decode = timing_decode_ms(&c.timing, makers, c.pool.active, (total_length + asleep_length(c)) // makers)
     at = start + decode
     for i in range(n):
         slot = c.ready[i]
@@ -202,12 +204,17 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
     c.made_by = c.made
     if changed:
         c.preempted = True                     # whoever waits has to be looked at again
-        running_compact(c)
+        if c.calendar.is_open:
+            calendar_compact(c)
+        else:
+            running_compact(c)
     if c.made == 0:
         return 0.0
     if c.rows != NULL and together + steps > 0:
         gaps_add(c.gaps, at - c.last_emit, together + steps)
     c.last_emit = at
+    if c.calendar.is_open:
+        calendar_turn(c)
     return decode
 
 

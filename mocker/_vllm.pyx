@@ -12,6 +12,9 @@ few additions.
 from libc.math cimport INFINITY, NAN, isnan
 from libc.string cimport memset
 
+from mocker._calendar cimport (
+    asleep_length, calendar_admit, calendar_open, calendar_rest, calendar_room, calendar_settle,
+    calendar_wake, usual)
 from mocker._collect cimport gaps_add
 from mocker._common cimport (
     END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, ERR_TIME, NIL, POLICY_TRTLLM, ST_PENDING, ST_RESERVED, ST_RUNNING,
@@ -111,6 +114,7 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
                     tiers_wait(c, slot)
                     c.pool.blocked = NIL
                     return BLOCKED
+                calendar_settle(c, True, slot)
                 victim = preempt(c)
                 if victim == NIL:
                     return BLOCKED
@@ -142,22 +146,65 @@ cdef Outcome schedule(Core* c, int32_t slot, int64_t cached, bint admit) noexcep
         r.status = ST_RUNNING
         c.running[c.n_running] = slot
         c.n_running += 1
+        if c.calendar.is_open:
+            calendar_admit(c, slot)
     c.budget -= r.used
     return SCHEDULED
 
 
-cdef void schedule_running(Core* c) noexcept nogil:
-    """Phase A: running requests in admission order, as far as the budget goes."""
-    cdef int64_t i = 0, n = 0, total = 0
+cdef void schedule_awake(Core* c) noexcept nogil:
+    """`schedule_running` with a calendar: those who are awake; for those asleep the budget is enough."""
+    cdef int64_t i = 0, n = 0, total = 0, awake = c.calendar.n_awake
+    cdef int32_t slot
+    cdef Request* r
+    cdef Outcome outcome
+    cdef bint known = True
+    c.budget -= c.calendar.asleep
+    while i < awake and c.budget > 0:
+        slot = <int32_t>c.calendar.awake[i]
+        r = &c.req[slot]
+        if usual(c, r):
+            r.computed = r.len
+            if r.alloc < r.len:
+                r.alloc = r.len
+            r.pass_no = -c.pass_no
+            c.budget -= 1
+        else:
+            outcome = schedule(c, slot, -1, False)
+            if not c.calendar.is_open:         # it wanted a block that there was not
+                if outcome == BLOCKED:
+                    c.n_ready = NIL
+                else:
+                    schedule_running(c, c.calendar.at + (outcome == SCHEDULED), False)
+                return
+            if outcome == BLOCKED:
+                break
+            if r.computed < r.len:
+                i += 1
+                continue
+            known &= r.gen < r.limit
+        c.ready[n] = slot
+        n += 1
+        total += r.len
+        i += 1
+    c.n_ready = n if known and i == awake else NIL
+    c.ready_length = total
+
+
+cdef void schedule_running(Core* c, int64_t i, bint known) noexcept nogil:
+    """Phase A: running requests from the `i`-th on in admission order, as far as the budget goes.
+
+    `known`: those before it are in `ready`, and so `ready` can hold all that are.
+    """
+    cdef int64_t n = 0, total = 0
     cdef int32_t slot
     cdef int32_t* ready = c.ready
     cdef Request* r
     cdef Outcome outcome
-    cdef bint known = True                     # `ready` holds all that are
     while i < c.n_running and c.budget > 0:
         slot = c.running[i]
         r = &c.req[slot]
-        if r.computed == r.len - 1 and r.gen > 0 and r.computed > 0 and (r.alloc >= r.len or r.alloc & c.mask):
+        if usual(c, r):
             r.computed = r.len                 # one token of a block that it has: the usual decode step
             if r.alloc < r.len:
                 r.alloc = r.len
@@ -317,19 +364,27 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     c.steady = False
     if c.tiers != NULL:
         tiers_begin(c, now)
-    schedule_running(c)
+    if c.calendar.is_open and calendar_wake(c):
+        schedule_awake(c)
+    else:
+        schedule_running(c, 0, True)
     admit_waiting(c, now)
     c.seen_running, c.seen_waiting, c.seen_used = c.n_running, c.n_waiting, c.pool.active
     start = now
     if c.batch > 0 and c.worker_type != WORKER_DECODE:
         start = now + timing_prefill_ms(&c.timing, c.batch, c.batch_isl // c.batch, c.batch_prefix // c.batch)
+    if c.calendar.is_open and (c.n_ready == NIL or not calendar_room(c)):
+        calendar_settle(c, True, NIL)
+        c.n_ready = NIL
     if c.n_ready != NIL and not c.preempted:
         n, total = c.n_ready, c.ready_length
     else:
         n = collect_ready(c, &total)
     decode = 0.0
-    if n > 0:
+    if n + c.calendar.asleep > 0:
         decode = emit_bursts(c, n, start) if c.nextn else emit(c, n, total, start)
+    if c.n_running >= c.calendar.least > 0 and not c.calendar.is_open:
+        calendar_open(c)
     c.end_ms = start + decode
     if c.tiers != NULL and (c.end_ms <= now or c.pool.fresh != NULL):
         c.end_ms = tiers_end(c, now, c.end_ms)
@@ -368,22 +423,26 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
         return now
     if c.n_waiting > 0 and c.reason == STOP_WAIT and c.admission.score.ask != NULL and c.admission.timed:
         return now                             # somebody else may be the one to be admitted in the next pass
-    k = (<int64_t>1) << 62
-    steps = 0
-    for i in range(c.n_running):
-        r = &c.req[c.running[i]]
-        steps = (-r.len) & c.mask              # tokens before the one that needs a block
-        if steps > r.limit - r.gen - 1:        # tokens before the last one
-            steps = r.limit - r.gen - 1
-        if steps < k:
-            k = steps
-            if k == 0:
-                return now
     varies = timing_varies(&c.timing) and c.worker_type != WORKER_PREFILL
-    if varies:
+    if c.calendar.is_open:
+        k = calendar_rest(c)
+        if k == 0:
+            return now
+        context = asleep_length(c)
+    else:
+        k = (<int64_t>1) << 62
         for i in range(c.n_running):
+            r = &c.req[c.running[i]]
+            steps = (-r.len) & c.mask          # tokens before the one that needs a block
+            if steps > r.limit - r.gen - 1:    # tokens before the last one
+                steps = r.limit - r.gen - 1
+            if steps < k:
+                k = steps
+                if k == 0:
+                    return now
+        for i in range(c.n_running if varies else 0):
             context += c.req[c.running[i]].len
-        context //= c.n_running                # grows by one a pass
+    context //= c.n_running                    # grows by one a pass
     while m < k:
         step = 0.0
         if c.worker_type != WORKER_PREFILL:
@@ -404,7 +463,9 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
             break
     if m == 0:
         return now
-    for i in range(c.n_running):
+    if c.calendar.is_open:
+        c.calendar.tick += m
+    for i in range(0 if c.calendar.is_open else c.n_running):
         r = &c.req[c.running[i]]
         if r.gen == 1 and c.rows != NULL:
             c.rows.second_gap[r.id] = first

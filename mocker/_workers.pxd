@@ -19,6 +19,7 @@ cdef enum EngineKind:
 cdef enum FastBit:                 # see mocker.replay.fast
     FAST_CLOCK = 1
     FAST_AHEAD = 2
+    FAST_CALENDAR = 4              # times the requests from which on a calendar is used, 0: never
 
 
 cdef struct View:                  # what the cluster sees of a worker after a pass

@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 import numpy as np
 
+from mocker._calendar cimport calendar_settle
 from mocker._collect cimport Collector
 from mocker._common cimport END_NONE, END_REJECTED, NIL, grown, int32_t, int64_t, uint8_t
 from mocker._core cimport Core, Request
@@ -155,6 +156,7 @@ cdef class Workers:
             core.c.rows, core.c.gaps = &self.collector.rows, &self.collector.gaps
             core.c.note_first = self.router is not None
             core.c.metrics = self.watch is not None
+            core.c.calendar.least = self.fast // FAST_CALENDAR
             self.cores[worker] = &core.c
             if self.kind == KIND_RULES:
                 self.rules[worker] = &(<RulesEngine>engine).x
@@ -423,6 +425,7 @@ cdef class Workers:
             c = <Core*>self.cores[worker]
             if c.tiers != NULL and self.offload.apart:
                 tiers_look(c, self.now)
+            calendar_settle(c, False, NIL)
             while slot < c.req_used and (c.req[slot].status == 0 or c.req[slot].id != row):
                 slot += 1
             if slot == c.req_used:
@@ -466,6 +469,7 @@ cdef class Workers:
                         self.collector.rows.last_token[q.id] = q.last_ms
                 continue
             c = <Core*>self.cores[w]
+            calendar_settle(c, False, NIL)
             for i in range(c.req_used):
                 r = &c.req[i]
                 if r.status != 0 and r.gen > 0:

@@ -52,11 +52,12 @@ def check(seed: int, tmp_path, case=random_case) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rng = random.Random(seed)
     one_pool = "prefill_engine_args" not in options
-    none = FastPaths(clock=False, ahead=False, lanes=False, extents=not one_pool, books=False)
+    none = FastPaths(clock=False, ahead=False, lanes=False, extents=not one_pool, books=False,
+                     calendar=False)
     some = FastPaths(*(rng.random() < 0.5 for _ in range(3)), extents=rng.random() < 0.5 or not one_pool,
-                     books=rng.random() < 0.5)
+                     books=rng.random() < 0.5, calendar=rng.randrange(4))
     want = simulate(path, fast_forward=none, **options)
-    for choice in (FastPaths(), some):
+    for choice in (FastPaths(), FastPaths(calendar=1), some):
         got = simulate(path, fast_forward=choice, **options)
         assert got.report.get("stalled") == want.report.get("stalled"), f"seed {seed} with {choice}"
         for name, column in want.per_request.items():
@@ -151,6 +152,6 @@ def test_an_error_on_a_thread_ends_the_run(tmp_path):
 
 def test_choices():
     assert fast_paths(True) == FastPaths()
-    assert fast_paths(False) == FastPaths(clock=False, ahead=False)
+    assert fast_paths(False) == FastPaths(clock=False, ahead=False, calendar=0)
     with pytest.raises(TypeError, match="FastPaths"):
         fast_paths(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CLOCK_BIT, AHEAD_BIT = 1, 2        # as in `_workers.pxd`
+CLOCK_BIT, AHEAD_BIT, CALENDAR = 1, 2, 4       # as in `_workers.pxd`
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class FastPaths:
     books : bool
         Under vLLM's rules generated blocks are registered when somebody could find them, and a request that decodes
         is counted instead of planned, until it needs a block.
+    calendar : int
+        From so many running requests on, a request that decodes is not touched until it needs a block or ends
+        (vLLM-like engines without scheduler rules); 0 or False: never.
     """
 
     clock: bool = True
@@ -35,11 +38,12 @@ class FastPaths:
     lanes: bool = True
     extents: bool = True
     books: bool = True
+    calendar: int = 8
 
     @property
     def bits(self) -> int:
         """For the compiled workers."""
-        return CLOCK_BIT * self.clock | AHEAD_BIT * self.ahead
+        return CLOCK_BIT * self.clock | AHEAD_BIT * self.ahead | CALENDAR * self.calendar
 
 
 def fast_paths(choice: bool | FastPaths) -> FastPaths:
@@ -54,4 +58,4 @@ def fast_paths(choice: bool | FastPaths) -> FastPaths:
         return choice
     if not isinstance(choice, bool):
         raise TypeError(f"fast_forward must be a bool or FastPaths, got {type(choice).__name__}")
-    return FastPaths(clock=choice, ahead=choice)
+    return FastPaths(clock=choice, ahead=choice, calendar=FastPaths.calendar * choice)
