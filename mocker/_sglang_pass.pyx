@@ -126,8 +126,9 @@ cdef inline int64_t burst_limit(SglangCore* c, SglRequest* r, int64_t longest) n
 
 cdef inline int64_t growth(SglangCore* c, SglRequest* r, int64_t burst) noexcept nogil:
     """Tokens by which the pages of a request grow with a burst."""
-    cdef int64_t more = paged(c, r.len + burst) - r.alloc
-    return more if more > 0 else 0
+    if r.len + burst <= r.alloc:               # whole pages: the usual case, without a division
+        return 0
+    return paged(c, r.len + burst) - r.alloc
 
 
 cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
@@ -205,11 +206,11 @@ cdef void collect_token(SglangCore* c, SglRequest* r, double at, int64_t* togeth
 
 cdef double decode(SglangCore* c, double start) noexcept nogil:
     """Tokens for everybody who runs; returns when they are there."""
-    cdef int64_t i, k, needed, burst, longest = 1, context = 0, token, used = 0, together = 0, n
+    cdef int64_t i, k, needed, burst, longest = 1, context = 0, token, used = 0, together = 0, steps = 0, n
     cdef int32_t slot
     cdef SglRequest* r
     cdef double at
-    cdef bint gone = False, done
+    cdef bint gone = False, done, plain
     if c.nextn and c.worker_type != WORKER_PREFILL:
         longest = c.nextn + 1
     needed = make_room(c, longest)
@@ -222,20 +223,29 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
     if not tokens_take(&c.tree, needed, c.scratch):
         return start                           # one request, and the pool is exhausted
     at = start + timing_decode_ms(&c.timing, n, context if context < c.total else c.total, context // n)
-    for i in range(n):
-        r = &c.req[c.running[i]]
-        burst = burst_limit(c, r, longest)
-        c.bursts[i] = sample_output_tokens(&c.rng, c.rates, c.nextn, r.limit - r.gen) if longest > 1 else burst
+    for i in range(n if longest > 1 else 0):
+        c.bursts[i] = sample_output_tokens(&c.rng, c.rates, c.nextn,
+                                           c.req[c.running[i]].limit - c.req[c.running[i]].gen)
+    plain = longest == 1 and c.rows != NULL and not (c.real_tokens or c.record or c.tree.told)
     for i in range(n):
         slot = c.running[i]
         r = &c.req[slot]
+        if (plain and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit and r.len < r.alloc
+                and r.len + 1 < (r.full + <int64_t>1) * c.page and r.full <= r.cached):
+            r.len += 1                         # the usual decode step: inside its page, after its own last token
+            r.gen += 1
+            r.computed += 1
+            r.last_ms = at
+            steps += 1
+            continue
+        burst = c.bursts[i] if longest > 1 else burst_limit(c, r, longest)
         done = r.gen >= r.limit                # wants no token: the reference keeps it running for ever
         if done:
             signal(c, r.id, NIL, END_COMPLETED, NAN)
             note(c, r.id)
-        elif c.bursts[i] > 0:
+        elif burst > 0:
             c.made_by += 1
-        for k in range(c.bursts[i]):
+        for k in range(burst):
             if c.tree.told:
                 if not indices(&r.slots, &r.slots_cap, r.computed + 1):
                     c.error = ERR_MEMORY
@@ -265,6 +275,10 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
         if done:
             r.done = True
             gone = True
+    c.made += steps
+    c.made_by += steps
+    used += steps
+    together += steps
     tokens_give(&c.tree, c.scratch + used if c.tree.told else NULL, needed - used)
     if c.made > 0:
         if c.rows != NULL and together > 0:

@@ -39,10 +39,12 @@ def large_case(seed: int) -> tuple[list[dict], dict]:
     rng = random.Random(f"calendar/{seed}")
     block = rng.choice([2, 4, 16, 16, 64])
     gap, shared, most = rng.choice([0.0, 0.0, 0.5, 4.0, 30.0]), rng.random() < 0.5, rng.choice([2, 20, 60, 200])
+    families = rng.choice([0, 6, 15, 15])      # prompts that come again, while their blocks are there
     rows, at = [], 0.0
     for i in range(rng.randrange(30, 120)):
         pieces = rng.randrange(1, rng.choice([2, 5]))
-        path = [j if shared and j < 2 else 100 + 10 * i + j for j in range(pieces)]
+        like = rng.randrange(families) if families else i
+        path = [j if shared and j < 2 else 100 + 10 * like + j for j in range(pieces)]
         row = {"timestamp": at, "input_length": 16 * (pieces - 1) + rng.randrange(1, 17), "hash_ids": path,
                "output_length": rng.choice([1, 2, 3, most, most, rng.randrange(1, most + 1)])}
         if rng.random() < 0.05:
