@@ -189,6 +189,8 @@ cdef int64_t plain_steps(SglangCore* c) noexcept nogil:
     cdef SglRequest* r
     cdef Node* x
     k = c.tree.available // n                  # without eviction
+    if k <= 0:
+        return 0
     room = c.tree.available + c.tree.evictable - extra_tokens(c)
     if c.page > 1 and room // n - c.page < k:
         k = room // n - c.page
@@ -227,6 +229,9 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
         return now
     if c.lpm and 0 < c.n_waiting <= LPM_LIMIT:
         return now                             # whoever arrives may come first
+    k = plain_steps(c)
+    if k <= 0:
+        return now
     if c.n_waiting > 0 and c.n_pending == 0:
         if n < c.max_seqs:
             if (c.admission.score.ask != NULL or not (c.min_ratio >= 0.0)
@@ -237,9 +242,6 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
             room = c.tree.available + c.tree.evictable - extra_tokens(c)
             for i in range(n):
                 output += clipped(c, &c.req[c.running[i]])
-    k = plain_steps(c)
-    if k <= 0:
-        return now
     for i in range(n):
         context += c.req[c.running[i]].len
     look = 0 if watch else k
