@@ -7,7 +7,7 @@ from mocker._carry cimport LIST, Carrier, carry, carry_array
 from mocker._carry_engines cimport path_carry
 from mocker._common cimport int32_t, int64_t, uint8_t
 from mocker._core cimport Core
-from mocker._offload cimport Batch, Change, Lane, Lease, Offload, Shared, Wait, World
+from mocker._offload cimport Batch, Change, Going, Lane, Lease, Offload, Shared, Wait, World
 from mocker._offload_blocks cimport Block, BlockSet, Catalog, Origin, Place, Span, Spans
 from mocker._offload_links cimport Link, Transfer
 from mocker._offload_marks cimport Mark, Marks
@@ -79,8 +79,9 @@ cdef void offload_carry(Carrier* io, Offload* o) noexcept nogil:
     cdef Future* future = o.g2.future
     cdef double* row_parked = o.row_parked
     cdef int64_t* row_blocks = o.row_blocks
+    cdef bint strides = o.strides
     carry(io, o, sizeof(Offload))
-    o.world, o.core, o.row_parked, o.row_blocks = world, core, row_parked, row_blocks
+    o.world, o.core, o.row_parked, o.row_blocks, o.strides = world, core, row_parked, row_blocks, strides
     marks_carry(io, &o.seen)
     spans_carry(io, &o.fresh)
     marks_carry(io, &o.moving)
@@ -111,6 +112,7 @@ cdef void offload_carry(Carrier* io, Offload* o) noexcept nogil:
     spans_carry(io, &o.plan)
     carry_array(io, <void**>&o.parked, o.n_parked, o.parked_cap, sizeof(int32_t))
     carry_array(io, <void**>&o.done, 0, o.done_cap, sizeof(int32_t))
+    carry_array(io, <void**>&o.places, 0, o.places_cap, sizeof(Going))
     carry_array(io, <void**>&o.waits, o.waits_cap, o.waits_cap, sizeof(Wait))
 
 

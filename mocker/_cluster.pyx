@@ -646,6 +646,8 @@ cdef class Cluster(Lanes):
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)
                 c.end_ms = end
+                if self.offload is not None and self.route != NULL:
+                    router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
             if c.end_ms >= until or c.end_ms > self.cap:
                 break
             self.late_events(worker)

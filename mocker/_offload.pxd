@@ -3,7 +3,7 @@ from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint64_t
 from mocker._core cimport Core
 from mocker._kv cimport Path
 from mocker._offload_blocks cimport Block, BlockSet, Catalog, Spans
-from mocker._offload_links cimport Link
+from mocker._offload_links cimport Link, link_next, link_pass
 from mocker._offload_marks cimport Marks
 from mocker._offload_tiers cimport Tier
 from mocker._record cimport Timeline
@@ -113,12 +113,22 @@ cdef struct Wait:                  # what a request waits for
     int32_t denied                 # times that it was refused the block of its next token
 
 
+cdef struct Going:                 # of a running request during a fast-forward
+    int64_t wants                  # number of the pass in which it wants a block
+    int64_t base                   # passes that are in its numbers already
+
+
 cdef struct Offload:               # tiers of one worker
     World* world
     Core* core
     int32_t worker
     bint reference                 # lose what the reference loses
     bint alone                     # nothing here concerns another worker, see `tiers_begin`
+    bint strides                   # `tiers_forward` may go through passes that open blocks
+    bint looked                    # time has passed here up to the start of the next pass
+    int pause                      # times that it is not tried
+    Going* places                  # [n_running] scratch of it
+    int64_t places_cap
     int64_t block_bytes
     int64_t batch_size
     int32_t min_seen               # times that a block is evicted from the GPU until it is copied
@@ -226,3 +236,33 @@ cdef inline void forget_wait(Core* c, int32_t slot) noexcept nogil:
         o.waits[slot].serial = 0
         o.waits[slot].unstaged = False
         granted(c, slot)
+
+
+cdef inline double soon(double due) noexcept nogil:
+    """From when on links are looked at if something ends at `due`."""
+    return due - 1e-6
+
+
+cdef inline double offload_due(Offload* o) noexcept nogil:
+    """`offload_deadline`, at once where no tier is shared."""
+    cdef double at, other
+    if o.world.g3.there or o.world.g4.there:
+        return offload_deadline(o)
+    at, other = link_next(&o.down), link_next(&o.up)
+    return min(min(at, other), o.fresh_at)
+
+
+cdef inline bint offload_still(Offload* o, double now) noexcept nogil:
+    """Let time pass up to `now` if nothing ends by then, and nothing waits to be booked."""
+    if (o.n_ready > 0 or o.n_dropped > 0 or o.fresh.blocks > 0 or o.g2.changes_used > 0 or o.world.g3.there
+            or o.world.g4.there or soon(link_next(&o.down)) <= now or soon(link_next(&o.up)) <= now):
+        return False
+    o.now = whole_us(now)
+    if now > o.at:
+        o.at = now
+    if o.down.last < now:
+        link_pass(&o.down, now)
+    if o.up.last < now:
+        link_pass(&o.up, now)
+    o.down.done_used = o.up.done_used = 0
+    return True

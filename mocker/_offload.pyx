@@ -87,6 +87,7 @@ cdef void offload_free(Offload* o) noexcept nogil:
     free(o.fresh.items)
     marks_free(&o.moving)
     free(o.waits)
+    free(o.places)
 
 
 cdef int offload_error(Offload* o) noexcept nogil:

@@ -19,6 +19,8 @@ cdef struct Link:
     double rate                    # bytes/ms; infinity: unlimited
     double latency                 # ms of each transfer, beside the time that its bytes take
     double last                    # ms up to which `active` is true
+    double next                    # `link_earliest` while `known`
+    bint known
     int64_t starts
     Transfer* active               # [used] in the reference's list order
     int64_t cap
@@ -41,7 +43,7 @@ cdef void link_free(Link* k) noexcept nogil
 cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int64_t first,
                      int64_t count) noexcept nogil
 cdef void link_advance(Link* k, double now) noexcept nogil
-cdef double link_earliest(Link* k) noexcept nogil
+cdef double link_earliest(Link* k) noexcept nogil     # notes it
 
 
 cdef inline void link_pass(Link* k, double now) noexcept nogil:
@@ -55,5 +57,7 @@ cdef inline void link_pass(Link* k, double now) noexcept nogil:
 
 
 cdef inline double link_next(Link* k) noexcept nogil:
-    """`link_earliest`, at once on an idle link."""
-    return link_earliest(k) if k.used + k.landing_used > 0 else INFINITY
+    """`link_earliest`, worked out once after each change."""
+    if k.used + k.landing_used == 0:
+        return INFINITY
+    return k.next if k.known else link_earliest(k)

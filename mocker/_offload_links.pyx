@@ -38,6 +38,7 @@ cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t p
         k.last = now
     t = &k.active[k.used]
     k.used += 1
+    k.known = False
     t.worker, t.place, t.first, t.count = worker, place, first, count
     t.left = size if k.rate < INFINITY else 0.0
     t.begun, t.size = k.last, size
@@ -86,6 +87,7 @@ cdef void link_advance(Link* k, double now) noexcept nogil:
     k.done_used = 0
     if now < k.last:
         return
+    k.known = False
     while k.used > 0:
         least = 0
         for i in range(1, k.used):
@@ -123,18 +125,20 @@ cdef void link_advance(Link* k, double now) noexcept nogil:
 
 
 cdef double link_earliest(Link* k) noexcept nogil:
-    """When the next transfer is done if none is added; infinity on an idle link."""
+    """When the next transfer is done if none is added; there is one."""
     cdef int64_t i
     cdef double least = INFINITY, total = 0.0
+    k.known = True
     if k.landing_used > 0:                     # the others need their latency too, and begin it later
-        return k.landing[k.first_landing].at
-    if k.used == 0:
-        return INFINITY
+        k.next = k.landing[k.first_landing].at
+        return k.next
     if not (k.rate < INFINITY):
-        return k.last + k.latency
+        k.next = k.last + k.latency
+        return k.next
     for i in range(k.used):
         if k.active[i].left < least:
             least = k.active[i].left
     for i in range(k.used):
         total += k.active[i].left if k.active[i].left < least else least
-    return k.last + total / k.rate + k.latency
+    k.next = k.last + total / k.rate + k.latency
+    return k.next

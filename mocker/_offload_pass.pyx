@@ -13,16 +13,13 @@ from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, 
 from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_touch_prefix
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
-    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_computed, offload_deadline,
-    offload_tick, whole_us)
+    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_computed, offload_due, offload_still,
+    offload_tick, soon, whole_us)
 from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
 from mocker._offload_up cimport offload_drop_plan, offload_finish, offload_plan, offload_start
 from mocker._requests cimport waiting_pop, waiting_prepend
-
-
-cdef double SOON = 1e-6            # ms before something ends from which on links are looked at
 
 
 cdef void log_host(Offload* o) noexcept nogil:
@@ -64,14 +61,15 @@ cdef bint tiers_make_room(Pool* p, int64_t count) noexcept nogil:
     if p.capture:
         log_removed(p)
     p.evicted_used = 0
-    log_host(o)
+    if o.changes_used > 0:
+        log_host(o)
     return granted
 
 
 cdef void catch_up(Core* c, double now) noexcept nogil:
     """What ends below a lone worker before `now` happens, each at its time."""
     cdef Offload* o = <Offload*>c.tiers
-    cdef double due = offload_deadline(o), last = -1.0
+    cdef double due = offload_due(o), last = -1.0
     cdef bint began = False
     while due < now:
         if due == last and o.down.done_used + o.up.done_used == 0 and not began:
@@ -79,12 +77,12 @@ cdef void catch_up(Core* c, double now) noexcept nogil:
         began = o.fresh_at <= due
         tiers_step(c, due)
         last = due
-        due = offload_deadline(o)
+        due = offload_due(o)
 
 
 cdef void tiers_look(Core* c, double now) noexcept nogil:
     """Somebody looks at a lone worker at `now`."""
-    if offload_deadline(<Offload*>c.tiers) <= now:
+    if offload_due(<Offload*>c.tiers) <= now:
         catch_up(c, now)
         tiers_step(c, now)
 
@@ -92,12 +90,12 @@ cdef void tiers_look(Core* c, double now) noexcept nogil:
 cdef double tiers_rest(Core* c, double until) noexcept nogil:
     """Up to when, and not after `until`, passes need not look below; 0 if the next one has to."""
     cdef Offload* o = <Offload*>c.tiers
-    cdef double due = offload_deadline(o)
+    cdef double due = offload_due(o)
     if not (due < INFINITY):
         return until
     if not o.alone or o.n_ready > 0:
         return 0.0
-    return min(until, due - SOON)
+    return min(until, soon(due))
 
 
 cdef void tiers_begin(Core* c, double now) noexcept nogil:
@@ -107,13 +105,21 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
     sums of floating-point numbers would show it, makes it independent of other workers and of passes that are skipped.
     """
     cdef Offload* o = <Offload*>c.tiers
+    cdef double due
+    if o.looked:                               # the fast-forward has come here
+        o.looked = False
+        return
     if o.alone:
-        if now < tiers_rest(c, INFINITY):
+        due = offload_due(o)
+        if not (due < INFINITY) or (o.n_ready == 0 and now < soon(due)):
             o.now = whole_us(now)
             o.at = now
             return
-        if o.at < now:
-            tiers_look(c, now)                 # the clock came here before the pass did
+        if o.at < now and due <= now:          # the clock came here before the pass did
+            catch_up(c, now)
+            if offload_still(o, now):
+                return
+            tiers_step(c, now)
     tiers_step(c, now)
 
 
@@ -123,9 +129,12 @@ cdef void tiers_step(Core* c, double now) noexcept nogil:
     cdef int64_t i, k = 0, n = 0, active = c.pool.active, released
     cdef int32_t place
     cdef void* moved
+    if offload_still(o, now):
+        return
     released = offload_tick(o, now)            # it may change `active` itself
     c.pool.active -= released
-    log_host(o)
+    if o.changes_used > 0:
+        log_host(o)
     if o.n_parked > 0:
         moved = grown(o.done, &o.done_cap, o.n_parked, sizeof(int32_t))
         if moved == NULL:
@@ -292,7 +301,7 @@ cdef void tiers_cancel(Core* c, int32_t slot) noexcept nogil:
 
 cdef double tiers_deadline(Core* c) noexcept nogil:
     """When something below finishes next; infinity if nothing is under way."""
-    return offload_deadline(<Offload*>c.tiers)
+    return offload_due(<Offload*>c.tiers)
 
 
 cdef double tiers_end(Core* c, double now, double end) noexcept nogil:
@@ -300,7 +309,7 @@ cdef double tiers_end(Core* c, double now, double end) noexcept nogil:
     cdef Offload* o = <Offload*>c.tiers
     cdef double due
     if end <= now:
-        due = offload_deadline(o)
+        due = offload_due(o)
         if due < INFINITY:
             end = due if due > now else now
     offload_computed(o, end)

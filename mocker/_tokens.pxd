@@ -8,6 +8,7 @@ from mocker._core cimport Core, Request
 cdef int64_t collect_ready(Core* c, int64_t* total_length) noexcept nogil
 cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcept nogil
 cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil
+cdef void promote(Core* c, Request* r) noexcept nogil
 cdef void collect_token(Core* c, Request* r, double at, int64_t* together) noexcept nogil
 
 

@@ -22,7 +22,8 @@ from mocker._common cimport (
 from mocker._core cimport (
     STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Signal, Work, spread_add)
 from mocker._kv cimport pool_cost, pool_use
-from mocker._offload cimport must_wait
+from mocker._offload cimport Offload, must_wait
+from mocker._offload_forward cimport tiers_forward
 from mocker._offload_pass cimport (
     UP_BLOCKED, UP_PARKED, Promotion, tiers_admit, tiers_begin, tiers_end, tiers_promote, tiers_rest,
     tiers_wait)
@@ -386,8 +387,11 @@ cdef void core_pass(Core* c, double now) noexcept nogil:
     if c.n_running >= c.calendar.least > 0 and not c.calendar.is_open:
         calendar_open(c)
     c.end_ms = start + decode
-    if c.tiers != NULL and (c.end_ms <= now or c.pool.fresh != NULL):
-        c.end_ms = tiers_end(c, now, c.end_ms)
+    if c.tiers != NULL:
+        if c.end_ms <= now or c.pool.fresh != NULL:
+            c.end_ms = tiers_end(c, now, c.end_ms)
+        if (<Offload*>c.tiers).strides and not c.calendar.is_open:
+            c.steady = c.made > 0              # the fast-forward sees for itself who decodes
     if not (c.end_ms < INFINITY):
         c.error = ERR_TIME
     for i in range(c.gone_late_used):
@@ -414,6 +418,8 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
     cdef Request* r
     cdef double step, next_now, first = now
     if c.tiers != NULL:
+        if (<Offload*>c.tiers).strides and not c.calendar.is_open:
+            return tiers_forward(c, now, until, last_start)
         until = tiers_rest(c, until)           # passes book what ends below
         if until <= now:
             return now

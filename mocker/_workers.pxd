@@ -151,6 +151,7 @@ cdef class Workers:
     cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
     cdef bint below(self, int64_t worker) noexcept nogil
+    cdef void allow_strides(self)
     cdef double next_below(self) noexcept nogil
 
 

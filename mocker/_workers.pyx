@@ -17,7 +17,7 @@ from mocker._core cimport Core, Request
 from mocker._engine cimport EngineCore
 from mocker._hooks cimport AdmissionHook, wish_note
 from mocker._kv cimport Pool
-from mocker._offload_engine cimport OffloadWorld
+from mocker._offload_engine cimport OffloadTiers, OffloadWorld
 from mocker._offload_pass cimport tiers_deadline, tiers_look, tiers_quiet
 from mocker._paths cimport PathTable
 from mocker._record cimport Recorder, timeline_arrival, timeline_edge
@@ -174,6 +174,7 @@ cdef class Workers:
         self.timeline = &recorder.t
         if self.offload is not None:
             self.offload.record(recorder)
+        self.allow_strides()
 
     def capacities(self):
         """Blocks of each worker's KV pool (SGLang: pages), int64, shape (workers,)."""
@@ -186,6 +187,15 @@ cdef class Workers:
         self.offload = world
         if self.recorder is not None:
             world.record(self.recorder)
+        self.allow_strides()
+
+    cdef void allow_strides(self):
+        """Tiers that nobody else concerns, while nobody records passes or asks between them what is cached."""
+        cdef OffloadTiers tiers
+        for tiers in self.offload.attached if self.offload is not None else ():
+            tiers.o.strides = (self.kind == KIND_CORE and self.timeline == NULL and tiers.o.core.pool.fresh == NULL
+                               and (tiers.o.alone or self.offload.w.n_workers == 1)
+                               and (self.route == NULL or self.workers > 1))
 
     def finish_below(self, double at):
         """What ends in the tiers of lone workers by `at`, the end of the simulation, happens."""

@@ -62,6 +62,49 @@ def test_ways_to_run_agree(seed):
         same(first, simulate(trace, fast_forward=FastPaths(extents=False), **kept))
 
 
+def decoding_case(seed: int) -> tuple[Trace, dict]:
+    """Long answers in pools that evict all the time: blocks are opened, refused and waited for while others decode."""
+    rng = random.Random(f"offload decoding/{seed}")
+    block = rng.choice([2, 4, 16, 64])
+    heads = [list(range(1000 * k, 1000 * k + rng.randrange(1, 12))) for k in range(rng.randrange(1, 6))]
+    at, prompts, arrivals = 0.0, [], []
+    for i in range(rng.randrange(10, 40)):
+        prompts.append(rng.choice(heads) + [10_000 + 50 * i + j for j in range(rng.randrange(1, 9))])
+        arrivals.append(at)
+        at += rng.choice([0.0, 7.0, 120.0, 900.0])
+    trace = Trace.from_columns(
+        arrival_ms=arrivals, input_length=[block * len(p) - rng.randrange(block) for p in prompts],
+        output_length=[rng.randrange(1, rng.choice([3, 40, 300])) for _ in prompts], block_size=block,
+        hash_offsets=np.cumsum([0, *map(len, prompts)]), hash_ids=np.array([i for p in prompts for i in p], np.uint64))
+    args = {"block_size": block, "num_gpu_blocks": rng.choice([24, 40, 90]) + 300 // block,
+            "max_num_seqs": rng.choice([2, 5, 40]), "max_num_batched_tokens": rng.choice([48, 200, 8192]),
+            "num_g2_blocks": rng.choice([3, 200]), "kv_bytes_per_token": rng.choice([20_000, 250_000]),
+            "engine_type": rng.choice(["vllm", "vllm", "trtllm"])}
+    args |= {f"bandwidth_{link}_gbps": rng.choice([0.0, 0.05, 0.5, 14.0]) for link in ("g1_to_g2", "g2_to_g1")}
+    if rng.random() < 0.3:
+        args |= {"num_g3_blocks": 60, "bandwidth_g2_to_g3_gbps": 0.3, "bandwidth_g3_to_g2_gbps": 0.3}
+    if rng.random() < 0.2:
+        args |= {"latency_g1_to_g2_ms": 3.0, "offload_batch_size": 2}
+    workers = rng.choice([1, 1, 2, 3])
+    if workers == 1 and rng.random() < 0.2:
+        args["offload_write_mode"] = "write_through"
+    options = {"extra_engine_args": MockEngineArgs(**args), "num_workers": workers, "router_tie_break": "lowest",
+               "router_mode": rng.choice(["round_robin", "kv_router"]) if workers > 1 else "round_robin"}
+    if rng.random() < 0.2:
+        options["replay_concurrency"] = rng.choice([2, 6])
+    if rng.random() < 0.2:
+        options["max_sim_time_ms"] = rng.choice([300.0, 4000.0])
+    return trace, options
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_passes_with_blocks_and_refusals_are_taken_together(part):
+    """The fast-forward of workers with tiers against every pass one by one."""
+    for seed in range(part, COUNT, 4):
+        trace, options = decoding_case(seed)
+        same(simulate(trace, **options), simulate(trace, fast_forward=FastPaths(False, False, False), **options))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_lone_workers_are_looked_at_no_more_often_than_need_be(seed, monkeypatch):
     """Links that move on only when something of their own happens: but for rounding as if all did at every event."""
