@@ -643,6 +643,8 @@ cdef class Cluster(Lanes):
         cdef bint apart = self.offload is None or self.offload.apart
         while c.ended_used == 0 and self.brought(c) and (apart or not self.below(worker)):
             if c.steady and self.fast & FAST_CLOCK:
+                if c.end_ms < until:           # what the pass before stored is seen then, not at the end of the stretch
+                    self.late_events(worker)
                 end = self.forward(worker, c.end_ms, until)
                 self.look(worker)
                 c.end_ms = end

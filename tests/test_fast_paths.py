@@ -117,6 +117,17 @@ def test_prompts_that_grow_by_segments_as_by_their_tokens(part, tmp_path):
         check(seed, tmp_path, growing_case)
 
 
+def test_events_before_a_stretch_are_told_in_time(tmp_path):
+    """An arrival during a fast-forwarded stretch of SGLang sees the pages that were stored before it."""
+    rows, config = random_replay(random.Random("replay/9149"))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain, fast = (simulate(path, fast_forward=choice, router_tie_break="lowest", **engines(config)).per_request
+                   for choice in (False, True))
+    assert np.array_equal(plain["decode_worker_idx"], fast["decode_worker_idx"])
+    assert np.array_equal(plain["last_token_ms"], fast["last_token_ms"], equal_nan=True)
+
+
 def test_threads_change_no_byte(tmp_path):
     """Every worker on a thread, and the report to the last digit."""
     lanes = 0
