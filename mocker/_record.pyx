@@ -318,8 +318,8 @@ cdef class Recorder:
         cover(&self.t, end_ms)
         return end_ms
 
-    def sums(self):
-        """Sums per worker and bin.
+    def sums(self, int64_t bins):
+        """Sums per worker and bin, of the first `bins` bins: those that the run has come to.
 
         Returns
         -------
@@ -329,16 +329,17 @@ cdef class Recorder:
             Requests in the router's queues x ms.
         """
         cdef int64_t w, i
-        cells = np.zeros((self.t.workers, self.t.bins, FIELDS))
-        queued = np.zeros(self.t.bins)
+        bins = min(bins, self.t.bins)
+        cells = np.empty((self.t.workers, bins, FIELDS))
+        queued = np.empty(bins)
         cdef double[:, :, ::1] out = cells
         cdef double[::1] q = queued
         cdef double* source
         for w in range(self.t.workers):
             source = <double*>self.t.tracks[w].cells
-            for i in range(self.t.bins * FIELDS):
+            for i in range(bins * FIELDS):
                 (&out[w, 0, 0])[i] = source[i]
-        for i in range(self.t.bins):
+        for i in range(bins):
             q[i] = self.t.queued[i]
         return cells, queued
 

@@ -138,9 +138,9 @@ class Timeline:
                  requests: Mapping[str, NDArray[Any]], *, log: bool) -> None:
         recorder.raise_error()
         end_ms = recorder.finish(len(pools), end_ms)
-        cells, queued = recorder.sums()
         self.interval_ms = recorder.width_ms
         bins = max(math.ceil(end_ms / self.interval_ms), 1)
+        cells, queued = recorder.sums(bins)
         self.start_ms: FloatArray = np.arange(bins, dtype=np.float64) * self.interval_ms
         self.end_ms: FloatArray = np.minimum(self.start_ms + self.interval_ms, end_ms)
         self.pools = pools
