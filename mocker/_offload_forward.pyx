@@ -16,6 +16,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memcpy
 
+from mocker._calendar cimport usual
 from mocker._collect cimport gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, POLICY_TRTLLM, WORKER_PREFILL, grown, int32_t, int64_t
 from mocker._core cimport STOP_WAIT, Core, Request
@@ -106,7 +107,7 @@ cdef bint survey(Core* c, Stretch* s) noexcept nogil:
     for i in range(c.n_running):
         r = &c.req[c.running[i]]
         last = r.limit - r.gen - 1             # tokens before its last one
-        if r.computed == r.len - 1 and r.gen > 0 and r.computed > 0 and (r.alloc >= r.len or r.alloc & c.mask):
+        if usual(c, r):
             if last < 0:
                 return False
             steps = (-r.len) & c.mask          # tokens before the one that needs a block

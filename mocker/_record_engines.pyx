@@ -71,33 +71,28 @@ cdef void add_pass(Timeline* t, int64_t worker, bint sglang, void* core, double 
     hold(x, sglang, core)
 
 
-cdef void record_pass(Timeline* t, int64_t worker, void* core, double start) noexcept nogil:
-    """The pass just run, which began at `start`."""
-    cdef Core* c = <Core*>core
+cdef inline void pass_of(Timeline* t, int64_t worker, bint sglang, void* core, double start) noexcept nogil:
+    """A pass; inlined for each kind of engine, with nothing of the rare case, so that its span lives in registers."""
+    cdef double end = (<SglangCore*>core).end_ms if sglang else (<Core*>core).end_ms
     cdef Track* x
     cdef Span s
-    if timeline_plain(t, worker, start, c.end_ms):
+    if timeline_plain(t, worker, start, end):
         x = &t.tracks[worker]
-        span_of_pass(&s, x, False, core, start)
+        span_of_pass(&s, x, sglang, core, start)
         timeline_into(x, &s)
-        x.preemptions = c.preemptions
-        hold(x, False, core)
+        x.preemptions = (<SglangCore*>core).preemptions if sglang else (<Core*>core).preemptions
+        hold(x, sglang, core)
     else:
-        add_pass(t, worker, False, core, start)
+        add_pass(t, worker, sglang, core, start)
+
+
+cdef void record_pass(Timeline* t, int64_t worker, void* core, double start) noexcept nogil:
+    """The pass just run, which began at `start`."""
+    pass_of(t, worker, False, core, start)
 
 
 cdef void record_sgl_pass(Timeline* t, int64_t worker, void* core, double start) noexcept nogil:
-    cdef SglangCore* g = <SglangCore*>core
-    cdef Track* x
-    cdef Span s
-    if timeline_plain(t, worker, start, g.end_ms):
-        x = &t.tracks[worker]
-        span_of_pass(&s, x, True, core, start)
-        timeline_into(x, &s)
-        x.preemptions = g.preemptions
-        hold(x, True, core)
-    else:
-        add_pass(t, worker, True, core, start)
+    pass_of(t, worker, True, core, start)
 
 
 cdef inline void span_of_stretch(Span* s, bint sglang, void* core, double start, double end,
@@ -133,27 +128,26 @@ cdef void add_stretch(Timeline* t, int64_t worker, bint sglang, void* core, doub
     hold(x, sglang, core)
 
 
+cdef inline void stretch_of(Timeline* t, int64_t worker, bint sglang, void* core, double start, double end,
+                            int64_t passes) noexcept nogil:
+    cdef Span s
+    if timeline_plain(t, worker, start, end):
+        span_of_stretch(&s, sglang, core, start, end, passes)
+        timeline_into(&t.tracks[worker], &s)
+        hold(&t.tracks[worker], sglang, core)
+    else:
+        add_stretch(t, worker, sglang, core, start, end, passes)
+
+
 cdef void record_stretch(Timeline* t, int64_t worker, void* core, double start, double end,
                          int64_t passes) noexcept nogil:
     """`passes` passes from `start` to `end` in which everybody only decoded."""
-    cdef Span s
-    if timeline_plain(t, worker, start, end):
-        span_of_stretch(&s, False, core, start, end, passes)
-        timeline_into(&t.tracks[worker], &s)
-        hold(&t.tracks[worker], False, core)
-    else:
-        add_stretch(t, worker, False, core, start, end, passes)
+    stretch_of(t, worker, False, core, start, end, passes)
 
 
 cdef void record_sgl_stretch(Timeline* t, int64_t worker, void* core, double start, double end,
                              int64_t passes) noexcept nogil:
-    cdef Span s
-    if timeline_plain(t, worker, start, end):
-        span_of_stretch(&s, True, core, start, end, passes)
-        timeline_into(&t.tracks[worker], &s)
-        hold(&t.tracks[worker], True, core)
-    else:
-        add_stretch(t, worker, True, core, start, end, passes)
+    stretch_of(t, worker, True, core, start, end, passes)
 
 
 cdef void record_rest(Timeline* t, int64_t worker, bint sglang, void* core, double now) noexcept nogil:

@@ -339,31 +339,21 @@ cdef class Workers:
 
     cdef double forward_recorded(self, int64_t worker, double now, double until) noexcept nogil:
         """The same, bin by bin where the passes differ: their decode time depends on lengths, as SGLang's always."""
-        cdef double start, edge
+        cdef double start, edge = INFINITY
         cdef int64_t before
-        cdef SglangCore* g
-        cdef Core* c
-        if self.kind != KIND_SGLANG:
-            c = <Core*>self.cores[worker]
-            if not timing_varies(&c.timing):
-                before, start = c.passes, now
-                now = self.repeat(worker, now, until)
-                if c.passes != before:
-                    record_stretch(self.timeline, worker, c, start, now, c.passes - before)
-                return now
+        cdef void* core = self.cores[worker]
+        cdef bint sglang = self.kind == KIND_SGLANG, differ = sglang or timing_varies(&(<Core*>core).timing)
+        cdef int64_t* passes = &(<SglangCore*>core).passes if sglang else &(<Core*>core).passes
         while True:
-            start, edge = now, timeline_edge(self.timeline, worker, now)
-            if self.kind == KIND_SGLANG:
-                g = <SglangCore*>self.cores[worker]
-                before = g.passes
-                now = self.repeat(worker, start, min(until, edge))
-                if g.passes != before:
-                    record_sgl_stretch(self.timeline, worker, g, start, now, g.passes - before)
-            else:
-                before = c.passes
-                now = self.repeat(worker, start, min(until, edge))
-                if c.passes != before:
-                    record_stretch(self.timeline, worker, c, start, now, c.passes - before)
+            start, before = now, passes[0]
+            if differ:
+                edge = timeline_edge(self.timeline, worker, now)
+            now = self.repeat(worker, start, min(until, edge))
+            if passes[0] != before:
+                if sglang:
+                    record_sgl_stretch(self.timeline, worker, core, start, now, passes[0] - before)
+                else:
+                    record_stretch(self.timeline, worker, core, start, now, passes[0] - before)
             if now < edge or now >= until:     # it stopped of itself
                 return now
 

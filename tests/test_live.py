@@ -121,14 +121,11 @@ def test_pieces_are_the_whole(name, sessions):
         same(cut(open_simulation(work, **arguments), seed).result(), whole)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_copies_go_on_alike(name):
-    arguments, work = CASES[name], trace(5, sessions=True)
-    whole = simulate(work, **arguments)
-    sim = open_simulation(work, **arguments)
-    kept = []
-    for _ in range(6):
-        sim.run_completions(8)
+def copies_agree(work, arguments, whole, copies, completions):
+    """Copies of every kind, some completions apart from each other, go on as the run without any did."""
+    sim, kept = open_simulation(work, **arguments), []
+    for _ in range(copies):
+        sim.run_completions(completions)
         kept.append((sim.fork(), sim.snapshot(), pickle.loads(pickle.dumps(sim))))
         for _ in range(5):
             sim.step()
@@ -138,6 +135,15 @@ def test_copies_go_on_alike(name):
         same(pickled.run().result(), whole)
         sim.restore(snapshot)
         same(sim.run().result(), whole)
+        for each in (fork, pickled, sim):
+            for engine in each._cluster.engines:
+                engine.check()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_copies_go_on_alike(name):
+    arguments, work = CASES[name], trace(5, sessions=True)
+    copies_agree(work, arguments, simulate(work, **arguments), 6, 8)
 
 
 # ---- requests in and out ----------------------------------------------------------------------------------------

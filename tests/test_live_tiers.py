@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_live import cut, disagg, halves, same, small, trace
+from test_live import copies_agree, cut, disagg, halves, same, small, trace
 
 import mocker
 from mocker import KvRouterConfig, open_simulation, simulate
@@ -55,21 +55,7 @@ def test_copies_go_on_alike(name, sessions):
     work = trace(17, 90, sessions=sessions)
     whole = simulate(work, **arguments)
     assert name == "reference" or whole.report["offload"]["promotions"] > 0
-    sim, kept = open_simulation(work, **arguments), []
-    for _ in range(5):
-        sim.run_completions(12)
-        kept.append((sim.fork(), sim.snapshot(), pickle.loads(pickle.dumps(sim))))
-        for _ in range(5):
-            sim.step()
-    same(sim.run().result(), whole)
-    for seed, (fork, snapshot, pickled) in enumerate(kept):
-        same(cut(fork, seed).result(), whole)
-        same(pickled.run().result(), whole)
-        sim.restore(snapshot)
-        same(sim.run().result(), whole)
-        for each in (fork, pickled, sim):
-            for engine in each._cluster.engines:
-                engine.check()
+    copies_agree(work, arguments, whole, 5, 12)
 
 
 def test_random_configurations():
