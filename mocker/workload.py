@@ -196,13 +196,9 @@ def trace_paths(trace: Trace, block_size: int, growing: Conversations | None = N
     """Block identities of a trace's prompts, kept as long as the trace is."""
     paths = _known_of(trace).paths
     table = paths.get(block_size)
-    if table is None and growing is not None:
-        table = growing.paths(trace, block_size)
-        with _known_lock:
-            table = paths.setdefault(block_size, table)
-    elif table is None:
-        table = PathTable.from_hash_ids(trace.hash_offsets, trace.hash_ids, trace.input_length, trace.block_size,
-                                        block_size)
+    if table is None:
+        table = growing.paths(trace, block_size) if growing is not None else PathTable.from_hash_ids(
+            trace.hash_offsets, trace.hash_ids, trace.input_length, trace.block_size, block_size)
         with _known_lock:
             table = paths.setdefault(block_size, table)
     return table
