@@ -20,6 +20,7 @@ cdef class Cluster(Lanes):
     cdef int64_t[::1] ends_due           # [n] ends that a row still waits for
     cdef const int32_t[::1] rank         # [n] who goes first at the same time
     cdef const double[::1] delay         # [n] from the last of these ends until a row is ready, ms
+    cdef double lag                      # least of these times, ms; infinity: nobody waits
     cdef int64_t rows_left               # not ended
     cdef Heap cancels                    # (when its client gives up, rank, row)
     cdef const double[::1] patience      # [n] ms from the arrival, NaN: never
@@ -30,7 +31,6 @@ cdef class Cluster(Lanes):
     cdef int64_t active_sessions
     cdef int64_t next_session
     cdef int64_t in_flight
-    cdef int64_t idle_passes
     cdef bint started
     cdef Path scratch                    # of the request that the router looks at
     cdef int64_t[::1] held               # [n] rows that arrived while no worker took requests, a ring

@@ -30,8 +30,8 @@ from mocker._rules cimport RULE_LATE
 from mocker._sglang cimport SglangCore
 from mocker._watch cimport Watch
 from mocker._workers cimport (
-    FAST_AHEAD, FAST_CLOCK, KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, LIFE_STARTING, READY, ROLE_DECODE, ROLE_PREFILL,
-    ROUND, Team, View, Workers, tell_sglang)
+    FAST_AHEAD, FAST_CLOCK, IDLE_LIMIT, KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, LIFE_STARTING, READY, ROLE_DECODE,
+    ROLE_PREFILL, ROUND, Team, View, Workers, tell_sglang)
 
 cdef enum:
     TICKS_LIMIT = 1000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
@@ -46,7 +46,7 @@ cdef class Cluster(Lanes):
     """A replay under way; arguments as of `Workers`."""
 
     def __cinit__(self, *_arguments):
-        self.tick_at = self.first_tick = self.horizon = INFINITY
+        self.tick_at = self.first_tick = self.horizon = self.lag = INFINITY
         self.enough = INT64_MAX
 
     def __dealloc__(self):
@@ -79,6 +79,7 @@ cdef class Cluster(Lanes):
             next_offsets, next_rows, rank, delay, roots)
         self.ends_due = np.array(waits, np.int64)
         self.linked, self.rows_left = True, self.n
+        self.lag = np.min(np.asarray(delay)[np.asarray(next_rows)], initial=INFINITY)
         self.limit_active = concurrency
         if concurrency > 0:
             self.activate(0.0)
@@ -432,9 +433,10 @@ cdef class Cluster(Lanes):
                     if c.end_ms > self.cap and not self.single:
                         self.uncount(c)
                 if self.brought(c):
-                    self.idle_passes = self.idle_ticks = 0
-                elif self.stuck(worker, self.now, &self.idle_passes):
-                    c.asleep = self.wishes     # a score might say another thing later, which no lone worker would ask
+                    c.idle = self.idle_ticks = 0
+                elif self.stuck(worker, self.now):
+                    # a score might say another thing later, which no lone worker would ask
+                    c.asleep = self.wishes or c.idle >= IDLE_LIMIT
                     worker += 1
                     continue
                 changed = True
@@ -627,19 +629,21 @@ cdef class Cluster(Lanes):
 
     cdef bint apart(self) noexcept nogil:
         """Whether until the next arrival nothing that one worker does concerns another or the router's choices."""
-        return (self.limit_active == 0 and self.next_rows.shape[0] == 0
+        return (self.limit_active == 0 and self.lag > 0.0
                 and (self.route == NULL or self.route.queued == 0)
                 and (self.offload is None or self.offload.apart))
 
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil:
         """Go on with a worker alone until the next arrival, or until a request ends or makes its first token.
 
+        No worker ends a request before now, so none that waits for an end arrives before now and the least delay.
         False after an error. The KV events of the passes are told early, but nobody asks for them before the arrival.
         With RULE_LATE endings belong to the time when their pass began: `early` asks the loop to tell them then.
         """
         cdef View* c = &self.views[worker]
         cdef bint late = self.kind == KIND_RULES and (self.rules[worker].rules & RULE_LATE) != 0
-        cdef double start, end, until = min(min(self.next_ready(), self.next_cancel()), self.horizon)
+        cdef double start, end, until = min(min(min(self.next_ready(), self.next_cancel()), self.horizon),
+                                            self.now + self.lag)
         cdef bint apart = self.offload is None or self.offload.apart
         while c.ended_used == 0 and self.brought(c) and (apart or not self.below(worker)):
             if c.steady and self.fast & FAST_CLOCK:
@@ -658,6 +662,7 @@ cdef class Cluster(Lanes):
             done[0] += 1
             if c.error:
                 return False
+            c.idle = not self.brought(c)
             if self.route != NULL and self.kind != KIND_SGLANG:
                 router_events(self.route, <int32_t>worker, &(<Core*>self.cores[worker]).pool)
             if c.end_ms > self.cap:

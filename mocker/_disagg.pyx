@@ -38,11 +38,11 @@ from mocker._sglang cimport (
 from mocker._sglang_engine cimport SglangEngine
 from mocker._steps cimport Steps, steps_move, steps_push
 from mocker._workers cimport (
-    KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, resized, tell_sglang)
+    IDLE_LIMIT, KIND_RULES, KIND_SGLANG, LIFE_ACTIVE, READY, ROLE_DECODE, ROLE_PREFILL, ROUND, Team, View, resized,
+    tell_sglang)
 
 cdef enum:
-    IDLE_LIMIT = 100000            # passes in a row, beyond the pool's tokens, that bring nobody further before a
-    PATIENCE = 1000                # worker waits for somebody else; or so many if a hand-off is to free some memory
+    PATIENCE = 1000                # as IDLE_LIMIT if a hand-off is to free some memory
     WAITS = -1                     # in `tries`: it waits
 
 cdef enum Mark:                    # what has happened to a request

@@ -8,7 +8,6 @@ cdef struct Lane:                  # one worker of an open-loop replay, simulate
     double now                     # ms
     int64_t next                   # position of its next arrival in the order of arrivals
     double last                    # newest timestamp that it processed
-    int64_t idle_passes            # passes in a row that brought nothing
     bint done
     bint stalled
     bint waits                     # between the arrivals of a pass and the pass, for requests that nobody knows yet

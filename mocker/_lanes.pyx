@@ -252,8 +252,8 @@ cdef class Lanes(Workers):
             c.gone += c.ended_used
             lane.last = now
             if self.brought(c):
-                lane.idle_passes = 0
-            elif self.stuck(worker, now, &lane.idle_passes):
+                c.idle = 0
+            elif self.stuck(worker, now):
                 if lane.next >= self.n:
                     lane.done = lane.stalled = True
                     break

@@ -101,7 +101,6 @@ cdef void clock_carry(Carrier* io, Cluster c) noexcept nogil:
     carry(io, &c.active_sessions, sizeof(int64_t))
     carry(io, &c.next_session, sizeof(int64_t))
     carry(io, &c.in_flight, sizeof(int64_t))
-    carry(io, &c.idle_passes, sizeof(int64_t))
     carry(io, &c.started, sizeof(bint))
     carry(io, &c.held_first, sizeof(int64_t))
     carry(io, &c.n_held, sizeof(int64_t))
@@ -358,7 +357,7 @@ cdef object twin(Cluster like, dict head, tokens):
         c.set_ranks(k["priority"], k["strict"], k["policy"])
     c.roots, c.next_offsets, c.next_rows, c.rank, c.delay = (
         k["roots"], k["next_offsets"], k["next_rows"], k["rank"], k["delay"])
-    c.ends_due, c.linked, c.limit_active = np.empty(n, np.int64), like.linked, like.limit_active
+    c.ends_due, c.linked, c.limit_active, c.lag = np.empty(n, np.int64), like.linked, like.limit_active, like.lag
     if like.impatient:
         c.set_cancellations(k["patience"])
     if like.watch is not None:

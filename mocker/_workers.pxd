@@ -35,7 +35,8 @@ cdef struct View:                  # what the cluster sees of a worker after a p
     bint worked                    # tokens were scheduled
     bint steady                    # fast-forward may go on
     bint early                     # the newest pass ran before its time came; its endings are not told yet
-    bint asleep                    # a score holds everybody back until somebody comes or goes
+    bint asleep                    # no pass brings anybody further until somebody comes or goes
+    int64_t idle                   # passes in a row that brought nobody further
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int64_t ended_used
     int error
@@ -54,6 +55,10 @@ cdef enum:                         # lives
     LIFE_ACTIVE = 1
     LIFE_DRAINING = 2              # takes no more requests
     LIFE_GONE = 3
+
+
+cdef enum:
+    IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
 
 
 cdef enum:
@@ -148,7 +153,7 @@ cdef class Workers:
     cdef bint drop(self, int64_t row, int64_t worker) noexcept nogil
     cdef void uncount(self, View* c) noexcept nogil
     cdef bint turn_ended(self, int64_t row, double now) noexcept nogil
-    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil
+    cdef bint stuck(self, int64_t worker, double start) noexcept nogil
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil
     cdef bint below(self, int64_t worker) noexcept nogil
     cdef void allow_strides(self)

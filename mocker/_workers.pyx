@@ -33,10 +33,6 @@ from mocker._sglang_engine cimport SglangEngine
 from mocker._timing cimport timing_varies
 from mocker._vllm cimport core_forward, core_metrics, core_pass
 
-cdef enum:
-    IDLE_LIMIT = 100000            # passes in a row, beyond the tokens of the pool, that bring nobody further: stuck
-
-
 cdef void* resized(void* array, int64_t cap, size_t size) except NULL:
     cdef void* moved = realloc(array, cap * size)
     if moved == NULL:
@@ -672,16 +668,16 @@ cdef class Workers:
         """A request has ended, however; false if memory is short. For those who have to know."""
         return True
 
-    cdef bint stuck(self, int64_t worker, double start, int64_t* idle) noexcept nogil:
+    cdef bint stuck(self, int64_t worker, double start) noexcept nogil:
         """Count a pass that brought nobody further; true when no other pass can, at once if this one changed nothing.
 
         Without a preemption each pass computes a token that the pool has room for, so more passes than the pool has
         tokens go round in circles.
         """
         cdef View* c = &self.views[worker]
-        idle[0] += 1
+        c.idle += 1
         return ((c.admitted == 0 and not c.preempted and not c.worked and c.end_ms <= start and not self.below(worker))
-                or (idle[0] >= IDLE_LIMIT and idle[0] >= IDLE_LIMIT + self.pool_tokens(worker)))
+                or (c.idle >= IDLE_LIMIT and c.idle >= IDLE_LIMIT + self.pool_tokens(worker)))
 
     cdef int64_t pool_tokens(self, int64_t worker) noexcept nogil:
         """Tokens that a worker's pool holds."""

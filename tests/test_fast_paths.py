@@ -76,13 +76,13 @@ def growing_case(seed: int) -> tuple[list[dict], dict]:
             break
     options.pop("replay_concurrency", None)
     starts = [dict(rng.choice(rows)) for _ in range(rng.randrange(1, 4))]
-    out = []
+    delays, out = rng.choice([[0.0, 7.5, 200.0], [7.5, 200.0], [31.0, 900.0]]), []
     for s in range(rng.randrange(2, 9)):
         first = dict(rng.choice(starts), session_id=f"s{s}", timestamp=rng.choice([0.0, 10.0 * s, 300.0 * s]))
         first.pop("delay", None)
         out.append(first)
         for _ in range(rng.randrange(5)):
-            turn = dict(rng.choice(rows), session_id=f"s{s}", delay=rng.choice([0.0, 7.5, 200.0]))
+            turn = dict(rng.choice(rows), session_id=f"s{s}", delay=rng.choice(delays))
             turn.pop("timestamp", None)
             out.append(turn)
     leaves = rng.random() < 0.2
@@ -97,6 +97,18 @@ def growing_case(seed: int) -> tuple[list[dict], dict]:
             num_g2_blocks=rng.choice([2, 5, 40]), num_g3_blocks=rng.choice([None, 30]), kv_bytes_per_token=250_000,
             bandwidth_g1_to_g2_gbps=rng.choice([0.0, 0.05, 20.0]), offload_batch_size=rng.choice([1, 32]))
     return out, options | {"trace_format": "mooncake-delta"}
+
+
+def waiting_case(seed: int) -> tuple[list[dict], dict]:
+    """Turns that come some time after the one before, on workers that go on alone meanwhile."""
+    rng = random.Random(f"waiting/{seed}")
+    rows, options = growing_case(rng.randrange(10**9))
+    for row in rows:
+        if "delay" in row:
+            row["delay"] = max(row["delay"], 3.0)
+        if "output_token_ids" not in row:
+            row["output_length"] += rng.choice([0, 0, 40])
+    return rows, options | {"trace_format": "mooncake", "num_workers": rng.randrange(2, 5)}
 
 
 def steady(report: dict) -> dict:
@@ -115,6 +127,12 @@ def test_no_shortcut_changes_a_bit(part, tmp_path):
 def test_prompts_that_grow_by_segments_as_by_their_tokens(part, tmp_path):
     for seed in range(part, COUNT, 3):
         check(seed, tmp_path, growing_case)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_workers_go_ahead_of_turns_that_wait_for_them(part, tmp_path):
+    for seed in range(part, COUNT, 3):
+        check(seed, tmp_path, waiting_case)
 
 
 def test_events_before_a_stretch_are_told_in_time(tmp_path):
