@@ -16,6 +16,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort
 
 from mocker._common cimport ERR_MEMORY, NIL, ST_RUNNING, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport Calendar, Core, Request
+from mocker._offload cimport must_wait
 
 cdef enum:
     DAYS_LEAST = 64
@@ -135,6 +136,14 @@ cdef inline void in_order(int64_t* entries, int64_t sorted_, int64_t n) noexcept
         entries[at] = one
 
 
+cdef inline bint stops_others(Core* c, int32_t slot) noexcept nogil:
+    """Whether those behind a request that is awake may not be scheduled: the budget is its, or it waits for a copy."""
+    cdef Request* r = &c.req[slot]
+    if r.computed < r.len:
+        return not usual(c, r)
+    return c.tiers != NULL and must_wait(c, slot)          # it was refused a block, and wants nothing else
+
+
 cdef bint calendar_wake(Core* c) noexcept nogil:
     """Before a pass: wake who is due. False if the pass is not for a calendar; then everybody is awake."""
     cdef Calendar* k = &c.calendar
@@ -158,7 +167,7 @@ cdef bint calendar_wake(Core* c) noexcept nogil:
     if k.odd > 0:                              # they come behind all who sleep, or the budget may not reach these
         for i in range(n):
             slot = <int32_t>k.awake[i]
-            if not usual(c, &c.req[slot]) and c.running[c.n_running - n + i] != slot:
+            if c.running[c.n_running - n + i] != slot and stops_others(c, slot):
                 calendar_settle(c, False, NIL)
                 return False
     return True
@@ -262,7 +271,7 @@ cdef void calendar_open(Core* c) noexcept nogil:
     cdef int64_t i
     cdef int32_t slot
     if (c.pass_no < k.not_before or c.rows == NULL or c.real_tokens or c.record or c.metrics or c.nextn
-            or c.tiers != NULL or c.n_running > c.max_tokens or not prepared(c)):
+            or c.n_running > c.max_tokens or not prepared(c)):
         return
     k.is_open = True
     k.tick = k.base = k.asleep = k.n_awake = k.odd = 0

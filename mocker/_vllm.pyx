@@ -188,7 +188,16 @@ cdef void schedule_awake(Core* c) noexcept nogil:
         n += 1
         total += r.len
         i += 1
-    c.n_ready = n if known and i == awake else NIL
+    while i < awake:                           # not scheduled; somebody may still want a token that it did not get
+        slot = <int32_t>c.calendar.awake[i]
+        r = &c.req[slot]
+        if r.computed >= r.len:
+            known &= r.gen < r.limit
+            c.ready[n] = slot
+            n += 1
+            total += r.len
+        i += 1
+    c.n_ready = n if known else NIL
     c.ready_length = total
 
 

@@ -1,7 +1,9 @@
 """Large batches with a calendar are those without, to the last bit: pools that preempt, budgets that do not go round,
-prompts in pieces, both policies, two pools, cancellations, scores and timing models of lengths, and whoever looks."""
+prompts in pieces, both policies, two pools, cancellations, scores and timing models of lengths, tiers below that refuse
+blocks and have requests wait, and whoever looks."""
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pickle
@@ -10,6 +12,7 @@ import random
 import numpy as np
 import pytest
 from record_replays import engines
+from test_offload_replay import tiers
 
 from mocker import open_simulation, simulate
 from mocker.hooks import VictimScore
@@ -79,7 +82,18 @@ def large_case(seed: int) -> tuple[list[dict], dict]:
     return rows, options
 
 
+def tiered_case(seed: int) -> tuple[list[dict], dict]:
+    """The same above small tiers and slow links."""
+    rows, options = large_case(seed)
+    below = tiers(random.Random(f"calendar tiers/{seed}"))
+    for pool in ("extra_engine_args", "prefill_engine_args", "decode_engine_args"):
+        if pool in options:
+            options[pool] = options[pool].replace(enable_prefix_caching=True, **below)
+    return rows, options | {"router_tie_break": "lowest"}
+
+
 def same(got, want, what: str) -> None:
+    assert got.report.get("offload") == want.report.get("offload"), what
     assert got.report.get("stalled") == want.report.get("stalled"), what
     for name, column in want.per_request.items():
         assert np.array_equal(got.per_request[name], column, equal_nan=column.dtype.kind == "f"), f"{what}: {name}"
@@ -89,24 +103,28 @@ def same(got, want, what: str) -> None:
                 f"{what}: {name}")
 
 
-def test_a_calendar_changes_no_bit(tmp_path):
+@pytest.mark.parametrize("case", [large_case, tiered_case])
+def test_a_calendar_changes_no_bit(case, tmp_path):
     path = tmp_path / "trace.jsonl"
+    seen: collections.Counter[str] = collections.Counter()
     for seed in range(COUNT):
-        rows, options = large_case(seed)
+        rows, options = case(seed)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         for clock in (True, False):
             want = simulate(path, fast_forward=FastPaths(clock=clock, calendar=0), **options)
             for least in (1, 24):
                 same(simulate(path, fast_forward=FastPaths(clock=clock, calendar=least), **options), want,
                      f"seed {seed}, calendar={least}, clock={clock}")
+        seen.update({name: value for name, value in want.report.get("offload", {}).items() if isinstance(value, int)})
+    assert case is large_case or (seen["blocked_allocations"] > 20 * COUNT and seen["promotions"] > COUNT // 4)
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_whoever_looks_sees_what_is_there(part, tmp_path):
+@pytest.mark.parametrize("case", [large_case, tiered_case])
+def test_whoever_looks_sees_what_is_there(case, tmp_path):
     """Copies in the middle, cancellations, requests and books read between passes."""
     path = tmp_path / "trace.jsonl"
-    for seed in range(part, max(COUNT // 3, 2), 2):
-        rows, options = large_case(seed)
+    for seed in range(max(COUNT // 4, 2)):
+        rows, options = case(seed)
         options["fast_forward"] = FastPaths(calendar=1)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         one, two = open_simulation(path, **options), open_simulation(path, **options | {"fast_forward": False})
