@@ -1,6 +1,6 @@
 # Data dictionary of the collector: one row per request of the workload, and the inter-token gaps of all of them.
 from mocker._common cimport int8_t, int32_t, int64_t
-from mocker._distribution cimport LogSummary
+from mocker._distribution cimport Described, LogSummary
 
 
 cdef struct Rows:                  # columns by request row; NaN / -1 until known
@@ -28,6 +28,7 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
 
 
 cdef bint gaps_room(Gaps* g) noexcept nogil
+cdef bint log_describe(Gaps* g, Described* gap, Described* rate) noexcept nogil
 
 
 cdef inline void gaps_append(Gaps* g, double value, int64_t weight) noexcept nogil:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t
 from mocker._distribution cimport (
-    FINE_BINS, fine_value, summary_add, summary_free, summary_new, summary_sketch, summary_statistics)
+    FINE_BINS, Described, fine_value, log_described, mapping, summary_add, summary_free, summary_new, summary_sketch)
 from mocker._pages cimport large_pages
 from mocker._select cimport bits_of
 
@@ -82,20 +82,27 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
     return True
 
 
-cdef int settle(Gaps* g) except -1:
-    """Move the counted zeros into the log."""
+cdef bint settled(Gaps* g) noexcept nogil:
+    """Move the counted zeros into the log; false if memory is short."""
     if g.zeros > 0:
         gaps_append(g, 0.0, g.zeros)
         if g.error:
-            raise MemoryError
+            return False
         g.zeros = 0
-    return 0
+    return True
+
+
+cdef bint log_describe(Gaps* g, Described* gap, Described* rate) noexcept nogil:
+    """What is said of a log and of 1000 / value over its values above 0; false if memory is short."""
+    return settled(g) and log_described(g.summary, g.values, g.weights, g.used, gap, rate)
 
 
 cdef tuple log_statistics(Gaps* g):
-    """Statistics of a log and of 1000 / value over its values above 0."""
-    settle(g)
-    return summary_statistics(g.summary, g.values, g.weights, g.used)
+    """The same as two dicts."""
+    cdef Described gap, rate
+    if not log_describe(g, &gap, &rate):
+        raise MemoryError
+    return mapping(&gap), mapping(&rate)
 
 
 cdef class Collector:
@@ -180,7 +187,8 @@ cdef class Collector:
             How many requests had each.
         """
         cdef int64_t i, n = 0, bins = FINE_BINS if self.sketched else 0
-        settle(&self.gaps)
+        if not settled(&self.gaps):
+            raise MemoryError
         values = np.empty(self.gaps.used + bins, np.float64)
         weights = np.empty(self.gaps.used + bins, np.int64)
         cdef double[::1] v = values

@@ -4,6 +4,7 @@ from mocker._common cimport int64_t
 
 cdef enum:
     N_PERCENTILES = 5
+    N_STATISTICS = 9
     COARSE_BINS = 4096             # 64 powers of two from 2**-20, 64 bins each; the ends have all beyond
     FINE_BINS = 262144             # 64 powers of two from 2**-20, 4096 bins each
 
@@ -16,6 +17,11 @@ cdef struct Moments:               # of a weighted multiset
     double lost                    # what `sum` has lost to rounding
     double mean
     double squares                 # sum of squared distances from the mean
+
+
+cdef struct Described:             # what is said of a multiset
+    int64_t samples
+    double[N_STATISTICS] values    # as `STATISTICS`, if there are samples
 
 
 cdef struct LogSummary:            # what is known of the entries of a weighted log of values >= 0, kept as it grows
@@ -31,5 +37,8 @@ cdef LogSummary* summary_new() noexcept nogil
 cdef void summary_free(LogSummary* s) noexcept nogil
 cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* weights) noexcept nogil
 cdef void summary_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n) noexcept nogil
-cdef tuple summary_statistics(LogSummary* s, const double* values, const int64_t* weights, int64_t n)
+cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Described* gap,
+                        Described* rate) noexcept nogil
+cdef Described plain_described(double* v, int64_t n, double* spare) noexcept nogil
+cdef dict mapping(const Described* d)
 cdef double fine_value(int64_t bin) noexcept nogil

@@ -4,16 +4,14 @@
 Answers to `build_distribution_stats` in `replay/collector.rs`. Percentiles are selected, not sorted for. A log of
 weighted samples is folded into a summary chunk by chunk, so that at the end it is read only for the entries of the
 bins that percentiles fall into; or, where it would grow too large, not kept at all: then 4096 bins for each power of
-two give percentiles within 2**-13 of themselves, everything else stays exact. Sums are compensated. `summarise` makes
-everything that a report says of the requests in one call without the interpreter lock.
+two give percentiles within 2**-13 of themselves, everything else stays exact. Sums are compensated.
 """
-from libc.math cimport INFINITY, NAN, isnan, sqrt
+from libc.math cimport INFINITY, NAN, sqrt
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
 
 import numpy as np
 
-from mocker._common cimport int8_t, int64_t, uint64_t
+from mocker._common cimport int64_t, uint64_t
 from mocker._select cimport bits_of, nearest_rank, select_log, select_ranks, select_weighted
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
@@ -59,18 +57,32 @@ cdef void moments_merge(Moments* m, Moments* other) noexcept nogil:
     m.high = max(m.high, other.high)
 
 
-cdef object described(Moments* m, double* at):
-    """The dict of a distribution; `at` holds its percentiles."""
-    if m.total == 0:
-        return {"samples": 0}
-    return {"samples": m.total, "mean": m.mean, "min": m.low, "max": m.high, "median": at[0], "p75": at[1],
-            "p90": at[2], "p95": at[3], "p99": at[4], "std": sqrt(m.squares / <double>m.total)}
+cdef Described described(const Moments* m, const double* at) noexcept nogil:
+    """What is said of a multiset; `at` holds its percentiles."""
+    cdef Described d
+    cdef int i
+    d.samples = m.total
+    if m.total:
+        d.values[0], d.values[1], d.values[2] = m.mean, m.low, m.high
+        for i in range(N_PERCENTILES):
+            d.values[3 + i] = at[i]
+        d.values[3 + N_PERCENTILES] = sqrt(m.squares / <double>m.total)
+    return d
+
+
+cdef dict mapping(const Described* d):
+    """The same as a dict."""
+    cdef dict out = {"samples": d.samples}
+    cdef int i
+    for i in range(N_STATISTICS if d.samples else 0):
+        out[STATISTICS[i]] = d.values[i]
+    return out
 
 
 # ---- plain samples ------------------------------------------------------------------------------------------------
 
 cdef void plain(double* v, int64_t n, Moments* m, double* at, double* spare) noexcept nogil:
-    """Moments and percentiles of n samples, which are used up; `spare` has room for n."""
+    """Moments and percentiles of n samples, which are used up; `spare` has room for 2 n."""
     cdef int64_t[N_PERCENTILES] ranks
     cdef int64_t i
     cdef double low, high, other_low, other_high, lost = 0.0
@@ -91,6 +103,14 @@ cdef void plain(double* v, int64_t n, Moments* m, double* at, double* spare) noe
     for i in range(N_PERCENTILES):
         ranks[i] = nearest_rank(n, PERCENT[i])
     select_ranks(v, n, low, high, ranks, N_PERCENTILES, at, spare)
+
+
+cdef Described plain_described(double* v, int64_t n, double* spare) noexcept nogil:
+    """What is said of n samples, which are used up; `spare` has room for 2 n."""
+    cdef Moments m
+    cdef double[N_PERCENTILES] at
+    plain(v, n, &m, at, spare)
+    return described(&m, at)
 
 
 cdef inline double term(double x, double start, bint square) noexcept nogil:
@@ -136,14 +156,13 @@ def nearest_rank_of(int64_t total, int percent):
 
 def statistics(values):
     """The same as `weighted_statistics`, of values that occur once each (float64, shape (n,)); any sign."""
-    cdef double[::1] v = np.array(values, np.float64)
-    cdef double[::1] spare = np.empty_like(v)
-    cdef double[N_PERCENTILES] at
-    cdef Moments m
+    cdef double[::1] v = np.add(values, 0.0, dtype=np.float64)         # a copy, without -0.0
+    cdef double[::1] spare = np.empty(2 * len(v))
+    cdef Described d
     if len(v) == 0:
         return {"samples": 0}
-    plain(&v[0], len(v), &m, at, &spare[0])
-    return described(&m, at)
+    d = plain_described(&v[0], len(v), &spare[0])
+    return mapping(&d)
 
 
 # ---- logs: weighted samples >= 0, and 1000 / value of those above 0 -----------------------------------------------
@@ -411,8 +430,8 @@ cdef bint log_percentiles(LogSummary* s, const double* values, const int64_t* we
         if start[b] < 0:
             start[b] = used
             used += s.entries[b]
-    picked = <double*>malloc(used * sizeof(double))
-    picked_weights = <int64_t*>malloc(used * sizeof(int64_t))
+    picked = <double*>malloc(2 * used * sizeof(double))
+    picked_weights = <int64_t*>malloc(2 * used * sizeof(int64_t))
     if picked != NULL and picked_weights != NULL:
         ok = True
         for i in range(n):
@@ -423,7 +442,8 @@ cdef bint log_percentiles(LogSummary* s, const double* values, const int64_t* we
         for k in range(count):
             b = wanted[k].bin
             i = start[b] - s.entries[b]
-            wanted[k].value = select_weighted(picked + i, picked_weights + i, s.entries[b], wanted[k].rank)
+            wanted[k].value = select_weighted(picked + i, picked_weights + i, s.entries[b], wanted[k].rank,
+                                              picked + used, picked_weights + used)
     free(picked)
     free(picked_weights)
     free(start)
@@ -483,23 +503,22 @@ cdef bint describe_short(const double* values, const int64_t* weights, int64_t n
     return True
 
 
-cdef tuple summary_statistics(LogSummary* s, const double* values, const int64_t* weights, int64_t n):
-    """Statistics of a log and of the rates, the entries that are not folded in included.
+cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Described* gap,
+                        Described* rate) noexcept nogil:
+    """What is said of a log and of the rates, the entries that are not folded in included; false if memory is short.
 
     `n` entries are there: all of them, or with fine bins only those that are not folded in. Without a summary none is.
     """
-    cdef Moments gap, rate
+    cdef Moments of_gaps, of_rates
     cdef double[N_PERCENTILES] at
     cdef double[N_PERCENTILES] rates_at
     cdef bint ok
-    with nogil:
-        if s == NULL:
-            ok = describe_short(values, weights, n, &gap, &rate, at, rates_at)
-        else:
-            ok = describe_log(s, values, weights, n, &gap, &rate, at, rates_at)
-    if not ok:
-        raise MemoryError
-    return described(&gap, at), described(&rate, rates_at)
+    if s == NULL:
+        ok = describe_short(values, weights, n, &of_gaps, &of_rates, at, rates_at)
+    else:
+        ok = describe_log(s, values, weights, n, &of_gaps, &of_rates, at, rates_at)
+    gap[0], rate[0] = described(&of_gaps, at), described(&of_rates, rates_at)
+    return ok
 
 
 def weighted_statistics(values, weights, bint rates=False):
@@ -522,122 +541,11 @@ def weighted_statistics(values, weights, bint rates=False):
     """
     cdef double[::1] v = np.ascontiguousarray(values, np.float64)
     cdef int64_t[::1] w = np.ascontiguousarray(weights, np.int64)
+    cdef Described[2] d
     if len(w) != len(v):
         raise ValueError(f"weights has {len(w)} elements, values has {len(v)}")
     if len(v) == 0:
         return {"samples": 0}
-    return summary_statistics(NULL, &v[0], &w[0], len(v))[rates]
-
-
-# ---- requests -----------------------------------------------------------------------------------------------------
-
-cdef struct Totals:
-    int64_t requests               # that arrived
-    int64_t completed
-    int64_t inputs                 # prompt tokens of the served
-    int64_t outputs                # tokens of the served
-    int64_t reused                 # prompt tokens of the served that were cached
-    int64_t first_reused           # the same at the first admission
-    int64_t good                   # requests within every goodput bound
-    int64_t good_outputs           # their tokens
-    double last                    # ms, end of the last token
-    int64_t[8] terminal            # requests by how they ended
-
-
-cdef inline double positive(double x) noexcept nogil:
-    return x if x > 0.0 else 0.0
-
-
-def summarise(const double[::1] arrival, const double[::1] first_admit, const double[::1] first_token,
-              const double[::1] second_gap, const double[::1] last_token, const int64_t[::1] input_length,
-              const int64_t[::1] output_length, const int64_t[::1] output_tokens, const int64_t[::1] reused,
-              const int64_t[::1] first_reused, const int8_t[::1] terminal, bint reference, double sla_ttft,
-              double sla_itl, double sla_e2e):
-    """Totals and distributions of the requests of a report.
-
-    Parameters
-    ----------
-    arrival, …, terminal
-        The columns of `mocker.collector.Columns`; rows without an arrival are left out.
-    reference : bool
-        Count as the reference does (see `assemble_report`).
-    sla_ttft, sla_itl, sla_e2e : float
-        Goodput bounds, ms; NaN for none.
-
-    Returns
-    -------
-    totals : dict
-        ``requests`` (that arrived), ``completed``, ``inputs``, ``outputs``, ``reused``, ``first_reused``, ``good``,
-        ``good_outputs``, ``duration_ms`` and ``terminal`` (requests by how they ended).
-    ttft, ttst, tpot, e2e : dict
-        Distributions, ms.
-    """
-    cdef int64_t n = arrival.shape[0], i, used = 0, outputs
-    cdef Totals t
-    cdef Moments[4] moments
-    cdef double[4][N_PERCENTILES] at
-    cdef double* samples = <double*>malloc(2 * (n + 1) * sizeof(double) + n)
-    cdef double* spare = samples + n + 1
-    cdef int8_t* was = <int8_t*>(spare + n + 1)    # served
-    cdef double first, whole, mean_gap
-    cdef bint served, done
-    cdef int which
-    cdef const double* came = &arrival[0] if n else NULL
-    cdef const double* began = &first_token[0] if n else NULL
-    cdef const double* ended = &last_token[0] if n else NULL
-    cdef const double* gap = &second_gap[0] if n else NULL
-    cdef const int64_t* made = &output_tokens[0] if n else NULL
-    cdef const int8_t* how = &terminal[0] if n else NULL
-    if samples == NULL:
+    if not log_described(NULL, &v[0], &w[0], len(v), &d[0], &d[1]):
         raise MemoryError
-    with nogil:
-        memset(&t, 0, sizeof(Totals))
-        for i in range(n):
-            was[i] = 0
-            if isnan(came[i]):
-                continue
-            t.requests += 1
-            t.terminal[how[i] & 7] += 1
-            served = not (isnan(first_admit[i]) or isnan(began[i]))
-            done = served if reference else how[i] == 1
-            t.completed += done
-            if not served:
-                continue
-            was[i] = 1
-            outputs = output_length[i] if reference else made[i]
-            t.inputs += input_length[i]
-            t.outputs += outputs
-            t.reused += reused[i]
-            t.first_reused += first_reused[i]
-            if ended[i] > t.last:
-                t.last = ended[i]
-            first = positive(began[i] - came[i])
-            samples[used] = first
-            used += 1
-            if done:
-                whole = positive(ended[i] - came[i])
-                mean_gap = (whole - first) / <double>max(outputs - 1, 1)
-                if not (whole > sla_e2e or first > sla_ttft or (mean_gap > sla_itl and outputs > 1)):
-                    t.good += 1
-                    t.good_outputs += outputs
-        plain(samples, used, &moments[0], at[0], spare)
-        used = 0
-        for i in range(n):
-            samples[used] = gap[i]
-            used += was[i] & (not isnan(gap[i]))
-        plain(samples, used, &moments[1], at[1], spare)
-        used = 0
-        for i in range(n):
-            samples[used] = positive(ended[i] - began[i]) / <double>max(made[i] - 1, 1)
-            used += was[i] & (made[i] >= 2)
-        plain(samples, used, &moments[2], at[2], spare)
-        used = 0
-        for i in range(n):
-            samples[used] = positive(ended[i] - came[i])
-            used += was[i] & (reference or how[i] == 1)
-        plain(samples, used, &moments[3], at[3], spare)
-    free(samples)
-    totals = {"requests": t.requests, "completed": t.completed, "inputs": t.inputs, "outputs": t.outputs,
-              "reused": t.reused, "first_reused": t.first_reused, "good": t.good, "good_outputs": t.good_outputs,
-              "duration_ms": t.last, "terminal": [t.terminal[which] for which in range(8)]}
-    return (totals, *[described(&moments[which], at[which]) for which in range(4)])
+    return mapping(&d[rates])

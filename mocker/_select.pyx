@@ -1,21 +1,24 @@
 # cython: language_level=3
 """Values at given ranks of a multiset, in time O(samples) and almost without a branch that depends on them.
 
-Samples are counted in bins over their range, those of the few bins that a rank falls into are picked out, and what is
-left is partitioned: a thousand samples that no processor has seen before cost a third of a plain quickselect.
+Samples are counted in bins over their range and chained to those of their bin; then only the few bins that a rank falls
+into are walked, and what is in them is narrowed down the same way or, if it is little, ranked by comparison.
 """
 from libc.math cimport round
-from libc.stdint cimport INT32_MAX, uint16_t
+from libc.stdint cimport INT32_MAX
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from mocker._common cimport int32_t, int64_t, uint8_t, uint64_t
+from mocker._common cimport int32_t, int64_t, uint64_t
 
 cdef enum:
     FEW = 48                       # samples that are not worth bins
+    HANDFUL = 16                   # of a bin, to compare each with each
     BINS = 512
     LOG_BINS = 2048                # for logs, which are longer
+    SUB_BINS = 64                  # of a bin that has more than a handful
     MOST_RANKS = 16
+    END = -1                       # of a chain
 
 
 cdef struct Scale:                 # from a value to its bin: equal steps of the bits, which are equal in proportion
@@ -80,54 +83,87 @@ cdef double select(double* v, int64_t low, int64_t high, int64_t rank) noexcept 
     return v[rank]
 
 
-cdef double select_weighted(double* v, int64_t* w, int64_t n, int64_t rank) noexcept nogil:
-    """The same of a multiset of n values with weights."""
-    cdef int64_t i, j, k, low = 0, high = n, weight, left, equal
-    cdef double pivot, x
-    while high - low > 1:
-        pivot = middle(v[low], v[(low + high) >> 1], v[high - 1])
-        i, j = low, high - 1
-        while i <= j:
-            while v[i] < pivot:
-                i += 1
-            while v[j] > pivot:
-                j -= 1
-            if i <= j:
-                x, weight = v[i], w[i]
-                v[i], w[i] = v[j], w[j]
-                v[j], w[j] = x, weight
-                i += 1
-                j -= 1
-        left = equal = 0
-        for k in range(low, j + 1):
-            left += w[k]
-        for k in range(j + 1, i):
-            equal += w[k]
-        if rank < left:
-            high = j + 1
-        elif rank < left + equal:
-            return pivot
-        else:
-            rank -= left + equal
-            low = i
-    return v[low]
+# ---- by comparison ------------------------------------------------------------------------------------------------
+
+cdef double handful(const double* v, int64_t n, int64_t rank) noexcept nogil:
+    """Value at `rank` of few samples, in any order."""
+    cdef int64_t i, j, less, upto
+    cdef double x = 0.0
+    for i in range(n):
+        x = v[i]
+        less = upto = 0
+        for j in range(n):
+            less += v[j] < x
+            upto += v[j] <= x
+        if less <= rank < upto:
+            break
+    return x
+
+
+cdef double handful_weighted(const double* v, const int64_t* w, int64_t n, int64_t rank) noexcept nogil:
+    """The same of few values with weights."""
+    cdef int64_t i, j, less, upto
+    cdef double x = 0.0
+    for i in range(n):
+        x = v[i]
+        less = upto = 0
+        for j in range(n):
+            less += w[j] if v[j] < x else 0
+            upto += w[j] if v[j] <= x else 0
+        if less <= rank < upto:
+            break
+    return x
 
 
 # ---- by bins ------------------------------------------------------------------------------------------------------
+
+cdef double select_weighted(const double* v, const int64_t* w, int64_t n, int64_t rank, double* spare,
+                            int64_t* spare_weights) noexcept nogil:
+    """Value at `rank` of a multiset of n values >= 0 with weights; `spare` and `spare_weights` have room for n."""
+    cdef int64_t[SUB_BINS] held
+    cdef int64_t i, used
+    cdef uint64_t b, base, span
+    cdef double low, high
+    cdef int shift
+    while n > HANDFUL:
+        low = high = v[0]
+        for i in range(1, n):
+            low = v[i] if v[i] < low else low
+            high = v[i] if v[i] > high else high
+        if low == high:
+            return low
+        base = bits_of(low)
+        span = bits_of(high) - base
+        shift = 0
+        while span >> shift >= SUB_BINS:
+            shift += 1
+        memset(held, 0, sizeof(held))
+        for i in range(n):
+            held[(bits_of(v[i]) - base) >> shift] += w[i]
+        b = 0
+        while rank >= held[b]:
+            rank -= held[b]
+            b += 1
+        used = 0
+        for i in range(n):                     # never ahead of what is read, so that it may be the same array
+            spare[used], spare_weights[used] = v[i], w[i]
+            used += (bits_of(v[i]) - base) >> shift == b
+        v, w, n = spare, spare_weights, used
+    return handful_weighted(v, w, n, rank)
+
 
 cdef void select_ranks(double* v, int64_t n, double low, double high, const int64_t* ranks, int count, double* at,
                        double* spare) noexcept nogil:
     """Values at `count` rising ranks of n samples from `low` to `high`, into `at`.
 
-    The samples are used up. `spare` has room for n.
+    The samples are used up. `spare` has room for 2 n.
     """
     cdef int32_t[BINS] held            # samples in a bin
-    cdef int32_t[BINS] start           # of its samples in `v`, once they are picked
-    cdef uint8_t[BINS] wanted
-    cdef int64_t[MOST_RANKS] inside
-    cdef uint64_t[MOST_RANKS] bins
-    cdef int64_t i, below = 0, used = 0
+    cdef int32_t[BINS] last            # of its samples
+    cdef int32_t* before = <int32_t*>(spare + n)       # of each sample in its bin
+    cdef int64_t i, used, below = 0
     cdef uint64_t b = 0
+    cdef int32_t sample
     cdef int k
     cdef Scale s
     if n < FEW or low < 0.0 or n > INT32_MAX:
@@ -137,59 +173,59 @@ cdef void select_ranks(double* v, int64_t n, double low, double high, const int6
         return
     s = scale_over(low, high, BINS)
     memset(held, 0, sizeof(held))
-    memset(wanted, 0, sizeof(wanted))
+    memset(last, END, sizeof(last))
     for i in range(n):
-        held[bin_of(s, v[i])] += 1
+        b = bin_of(s, v[i])
+        held[b] += 1
+        before[i], last[b] = last[b], <int32_t>i
+    b = 0
     for k in range(count):
         while ranks[k] - below >= held[b]:
             below += held[b]
             b += 1
-        if not wanted[b]:
-            wanted[b] = 1
-            start[b] = <int32_t>used
-            used += held[b]
-        bins[k], inside[k] = b, ranks[k] - below
-    used = 0
-    for i in range(n):
-        spare[used] = v[i]
-        used += wanted[bin_of(s, v[i])]
-    for i in range(used):
-        b = bin_of(s, spare[i])
-        v[start[b]] = spare[i]
-        start[b] += 1
-    for k in range(count):
-        i = start[bins[k]] - held[bins[k]]
-        at[k] = select(v, i, start[bins[k]], i + inside[k])
+        used, sample = 0, last[b]
+        while sample != END:
+            spare[used] = v[sample]
+            sample = before[sample]
+            used += 1
+        at[k] = (handful(spare, used, ranks[k] - below) if used <= 2 * HANDFUL
+                 else select(spare, 0, used, ranks[k] - below))
 
 
 cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, double high, const int64_t* ranks,
                      int count, double* at) noexcept nogil:
     """Values at `count` ranks, in any order, of n values >= 0 with weights; false if memory is short."""
-    cdef int64_t[LOG_BINS] weights     # samples in a bin
-    cdef int32_t[LOG_BINS] entries
-    cdef int32_t[LOG_BINS] start
-    cdef uint8_t[LOG_BINS] wanted
-    cdef int64_t[MOST_RANKS] inside
-    cdef uint64_t[MOST_RANKS] bins
+    cdef int64_t[LOG_BINS] even        # samples in a bin: of the even entries and of the odd ones, so that neighbours,
+    cdef int64_t[LOG_BINS] odd         # which mostly share a bin, do not wait for each other
+    cdef int32_t[LOG_BINS] last        # of its entries
     cdef int[MOST_RANKS] order         # of the ranks, rising
-    cdef int64_t i, used = 0, below = 0
-    cdef uint64_t b
+    cdef int64_t i, used, below = 0
+    cdef uint64_t b, other
+    cdef int32_t entry
     cdef int k, j
     cdef Scale s = scale_over(low, high, LOG_BINS)
-    cdef double* room
-    cdef double* picked
-    cdef int64_t* picked_weights
-    cdef uint16_t* bin_at = <uint16_t*>malloc((n + 1) * sizeof(uint16_t))
-    if bin_at == NULL:
+    cdef double* picked = NULL         # values of a bin, their weights, and room for as many again
+    cdef int32_t* before = NULL        # of each entry in its bin
+    if n > INT32_MAX:
         return False
-    memset(weights, 0, sizeof(weights))
-    memset(entries, 0, sizeof(entries))
-    memset(wanted, 0, sizeof(wanted))
-    for i in range(n):
-        b = bin_of(s, v[i])
-        bin_at[i] = <uint16_t>b
-        weights[b] += w[i]
-        entries[b] += 1
+    picked, before = <double*>malloc(4 * n * sizeof(double)), <int32_t*>malloc(n * sizeof(int32_t))
+    if picked == NULL or before == NULL:
+        free(picked)
+        free(before)
+        return False
+    memset(even, 0, sizeof(even))
+    memset(odd, 0, sizeof(odd))
+    memset(last, END, sizeof(last))
+    for i in range(0, n - 1, 2):
+        b, other = bin_of(s, v[i]), bin_of(s, v[i + 1])
+        even[b] += w[i]
+        odd[other] += w[i + 1]
+        before[i], last[b] = last[b], <int32_t>i
+        before[i + 1], last[other] = last[other], <int32_t>i + 1
+    if n & 1:
+        b = bin_of(s, v[n - 1])
+        even[b] += w[n - 1]
+        before[n - 1], last[b] = last[b], <int32_t>n - 1
     for k in range(count):
         j = k
         while j > 0 and ranks[order[j - 1]] > ranks[k]:
@@ -199,38 +235,16 @@ cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, d
     b = 0
     for j in range(count):
         k = order[j]
-        while ranks[k] - below >= weights[b]:
-            below += weights[b]
+        while ranks[k] - below >= even[b] + odd[b]:
+            below += even[b] + odd[b]
             b += 1
-        bins[k], inside[k] = b, ranks[k] - below
-        if not wanted[b]:
-            wanted[b] = 1
-            start[b] = <int32_t>used
-            used += entries[b]
-    room = <double*>malloc(4 * (used + 1) * sizeof(double))
-    if room == NULL:
-        free(bin_at)
-        return False
-    picked, picked_weights = room + 2 * (used + 1), <int64_t*>(room + 3 * (used + 1))
-    used = pick(v, w, n, bin_at, wanted, room, <int64_t*>(room + used + 1))
-    free(bin_at)
-    for i in range(used):
-        b = bin_of(s, room[i])
-        picked[start[b]], picked_weights[start[b]] = room[i], (<int64_t*>(room + used + 1))[i]
-        start[b] += 1
-    for k in range(count):
-        b = bins[k]
-        i = start[b] - entries[b]
-        at[k] = select_weighted(picked + i, picked_weights + i, entries[b], inside[k])
-    free(room)
+        used, entry = 0, last[b]
+        while entry != END:
+            picked[used], (<int64_t*>(picked + n))[used] = v[entry], w[entry]
+            entry = before[entry]
+            used += 1
+        at[k] = select_weighted(picked, <int64_t*>(picked + n), used, ranks[k] - below, picked + 2 * n,
+                                <int64_t*>(picked + 3 * n))
+    free(picked)
+    free(before)
     return True
-
-
-cdef int64_t pick(const double* v, const int64_t* w, int64_t n, const uint16_t* bin_at, const uint8_t* wanted,
-                  double* to, int64_t* weights) noexcept nogil:
-    """Copy the entries of bins that are wanted; `to` and `weights` have room for one more than these."""
-    cdef int64_t i, used = 0
-    for i in range(n):
-        to[used], weights[used] = v[i], w[i]
-        used += wanted[bin_at[i]]
-    return used

@@ -72,6 +72,9 @@ WRITE_MODES = ("write_back", "write_through")
 HOST_FIELDS = ("offload_eviction_policy", "offload_min_seen", "offload_write_mode")      # beyond the reference's tiers
 DEFAULT_SCHEDULER_RULES = "dynamo-mocker-1.3.0"
 SCHEDULER_RULES = (DEFAULT_SCHEDULER_RULES, "vllm-0.33", "vllm-0.33-async")  # what each switches: `mocker.rules`
+_RULED = frozenset((                   # fields with rules beyond that of the pool's size; their defaults keep them
+    "num_g2_blocks", "num_g3_blocks", "offload_batch_size", "enable_g4_storage", *HOST_FIELDS, "aic_nextn",
+    "aic_nextn_accept_rates", *SCHEDULER_FIELDS, *SCORES))
 
 
 class MockEngineArgs(Record):
@@ -392,9 +395,11 @@ class MockEngineArgs(Record):
     # --- checks across fields
 
     @classmethod
-    def _finish(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
+    def _finish(cls, values: dict[str, Any], names: list[str]) -> list[tuple[str, str]]:
         if values["num_gpu_blocks"] is None:
             values["num_gpu_blocks"] = DefaultCount(DEFAULT_NUM_GPU_BLOCKS)
+        if _RULED.isdisjoint(names):
+            return cls._finish_block_size(values)
         for name in ("num_g2_blocks", "num_g3_blocks", "offload_batch_size"):
             if values[name] == 0:
                 values[name] = None

@@ -7,14 +7,16 @@ Where a value differs on purpose (see docs), ``compat="reference"`` gives the re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import numpy as np
 
-from ._distribution import STATISTICS, statistics, summarise, weighted_statistics
+from ._distribution import statistics, weighted_statistics
+from ._report import TERMINAL_NAMES as TERMINAL_NAMES
+from ._report import report_of_columns
 from .simulation import RECORD_KEYS
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 Report = dict[str, Any]
-TERMINAL_NAMES = ("incomplete", "completed", "rejected", "capacity", "over_budget", "failed", "canceled")
 COMPLETED = 1
 
 
@@ -44,7 +45,21 @@ class Sla:
 
     @property
     def is_set(self) -> bool:
-        return self.ttft_ms is not None or self.itl_ms is not None or self.e2e_ms is not None
+        return self.bounds != (None, None, None)
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None, float | None]:
+        """All three, None where there is none."""
+        return self.ttft_ms, self.itl_ms, self.e2e_ms
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any]) -> Sla:
+        """That of the arguments of `mocker.simulate`, by name."""
+        bounds = call["sla_ttft_ms"], call["sla_itl_ms"], call["sla_e2e_ms"]
+        return NO_SLA if bounds == (None, None, None) else cls(*bounds)
+
+
+NO_SLA = Sla()
 
 
 @dataclass
@@ -66,19 +81,6 @@ class Columns:
     reused: IntArray
     first_reused: IntArray
     terminal: NDArray[np.int8]
-
-
-_KEYS = {name: tuple(f"{key}_{name}{suffix}" for key in STATISTICS)
-         for name, suffix in (("ttft", "_ms"), ("ttst", "_ms"), ("tpot", "_ms"), ("itl", "_ms"), ("e2e_latency", "_ms"),
-                              ("output_token_throughput_per_user", ""))}
-
-
-def _distribution(out: Report, samples: dict[str, int], name: str, stats: Mapping[str, Any], reference: bool) -> None:
-    """Add one distribution; `stats` has the samples, then the values of `STATISTICS` in order, if there are samples."""
-    count, *values = stats.values()
-    samples[name] = count
-    out.update(zip(_KEYS[name], values, strict=True) if count
-               else dict.fromkeys(_KEYS[name], 0.0 if reference else None))
 
 
 def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any], *, sla: Sla | None = None,
@@ -112,64 +114,11 @@ def assemble_report(c: Columns, gaps: Mapping[str, Any], rates: Mapping[str, Any
         `over_budget_requests`, `failed_requests`,
         `canceled_requests` and `samples` (count behind each distribution); `compat` leaves these out.
     """
-    bounds = [math.nan if bound is None else bound for bound in (
-        (None,) * 3 if sla is None else (sla.ttft_ms, sla.itl_ms, sla.e2e_ms))]
-    totals, ttft, ttst, tpot, e2e = summarise(
+    return report_of_columns(
         c.arrival, c.first_admit, c.first_token, c.second_gap, c.last_token, c.input_length, c.output_length,
-        c.output_tokens, c.reused, c.first_reused, c.terminal, compat == "reference", *bounds)
-    return report_of(
-        totals["requests"], totals, (ttft, ttst, tpot, e2e), gaps, rates, goodput=sla is not None and sla.is_set,
+        c.output_tokens, c.reused, c.first_reused, c.terminal, gaps, rates, (sla or NO_SLA).bounds,
         decode_worker_seconds=decode_worker_seconds, prefill_worker_seconds=prefill_worker_seconds,
         decode_gpus=decode_gpus, prefill_gpus=prefill_gpus, wall_time_ms=wall_time_ms, compat=compat)
-
-
-def report_of(requests: int, totals: Mapping[str, Any], latencies: Sequence[Mapping[str, Any]],
-              gaps: Mapping[str, Any], rates: Mapping[str, Any], *, goodput: bool, decode_worker_seconds: float | None,
-              prefill_worker_seconds: float, decode_gpus: int, prefill_gpus: int, wall_time_ms: float,
-              compat: str | None) -> Report:
-    """The report of totals and distributions (as `mocker._distribution.summarise` gives them)."""
-    reference = compat == "reference"
-    ttft, ttst, tpot, e2e = latencies
-    completed, inputs, produced = totals["completed"], totals["inputs"], totals["outputs"]
-    duration_ms = totals["duration_ms"]
-    duration_s = max(duration_ms / 1000.0, 1e-9)
-    if decode_worker_seconds is None:
-        decode_worker_seconds = duration_s
-    out: Report = {
-        "num_requests": requests,
-        "completed_requests": completed,
-        "total_input_tokens": inputs,
-        "total_output_tokens": produced,
-        "duration_ms": duration_ms,
-        "wall_time_ms": wall_time_ms,
-        "request_throughput_rps": completed / duration_s,
-        "input_throughput_tok_s": inputs / duration_s,
-        "output_throughput_tok_s": produced / duration_s,
-        "total_throughput_tok_s": (inputs + produced) / duration_s,
-        "prefill_worker_seconds": prefill_worker_seconds,
-        "decode_worker_seconds": decode_worker_seconds,
-        "prefill_gpus_per_worker": prefill_gpus,
-        "decode_gpus_per_worker": decode_gpus,
-        "gpu_hours": (prefill_worker_seconds * prefill_gpus + decode_worker_seconds * decode_gpus) / 3600.0,
-    }
-    if goodput:
-        out["goodput_completed_requests"] = totals["good"]
-        out["goodput_request_throughput_rps"] = totals["good"] / duration_s
-        out["goodput_output_throughput_tok_s"] = totals["good_outputs"] / duration_s
-    per_wall = 1000.0 / wall_time_ms if wall_time_ms > 0.0 else 0.0
-    out["processed_tokens"] = inputs + produced
-    out["processed_tokens_per_s"] = (inputs + produced) * per_wall
-    out["processed_output_tokens_per_s"] = produced * per_wall
-    out["prefix_cache_reused_ratio"] = totals["reused"] / inputs if inputs else 0.0
-    out["first_admission_prefix_cache_reused_ratio"] = totals["first_reused"] / inputs if inputs else 0.0
-    samples: dict[str, int] = {}
-    for name, stats in zip(_KEYS, (ttft, ttst, tpot, gaps, e2e, rates), strict=True):
-        _distribution(out, samples, name, stats, reference)
-    if not reference:
-        for code in (0, 2, 3, 4, 5, 6):
-            out[f"{TERMINAL_NAMES[code]}_requests"] = totals["terminal"][code]
-        out["samples"] = samples
-    return out
 
 
 @dataclass

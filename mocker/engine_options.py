@@ -106,7 +106,7 @@ class SglangArgs(Record):
         self._init(locals())
 
     @classmethod
-    def _finish(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
+    def _finish(cls, values: dict[str, Any], names: list[str]) -> list[tuple[str, str]]:
         policy = values["schedule_policy"]
         if policy not in (None, "fifo", "fcfs", "lpm"):
             log.warning("sglang.schedule_policy %s is none of 'fifo', 'fcfs', 'lpm': 'fifo' is used", show(policy))

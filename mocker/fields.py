@@ -20,10 +20,12 @@ import uuid as uuid_module
 from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from ._fields import Reader, given
 
 log = logging.getLogger("mocker")
 
@@ -303,7 +305,7 @@ class TokenIds(Check):
 # --- fields and records ----------------------------------------------------------------------------------------------
 
 
-class Field(Generic[_T]):
+class Field(Reader, Generic[_T]):
     """One validated field of a :class:`Record`, and the read-only attribute that shows it.
 
     Attributes
@@ -338,12 +340,12 @@ class Field(Generic[_T]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self: _F, record: None, owner: type) -> _F: ...
-    @overload
-    def __get__(self, record: Record, owner: type) -> _T: ...
-    def __get__(self, record: Record | None, owner: type) -> Any:
-        return self if record is None else record._values[self.name]
+    if TYPE_CHECKING:
+        @overload
+        def __get__(self: _F, record: None, owner: type) -> _F: ...
+        @overload
+        def __get__(self, record: Record, owner: type) -> _T: ...
+        def __get__(self, record: Record | None, owner: type) -> Any: ...
 
     def __set__(self, record: Record, value: NoReturn) -> None:
         kind = type(record).__name__
@@ -367,9 +369,9 @@ class Record:
 
     __slots__ = ("_values",)
 
-    _values: dict[str, Any]
+    _values: dict[str, Any]            # never changed, only replaced by another one, so that copies may share it
     _fields: ClassVar[Mapping[str, Field[Any]]] = {}
-    _defaults: ClassVar[Mapping[str, Any]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -383,7 +385,7 @@ class Record:
 
     def _init(self, values: dict[str, Any]) -> None:
         """Fill a new object from its constructor's ``locals()``."""
-        values = dict(values)
+        values = dict(values)                  # a debugger may write to that of the frame
         del values["self"]
         self._values = self._checked(values)
 
@@ -421,8 +423,8 @@ class Record:
     def _validate(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Check and normalise values in place; raises ``BadValue`` with every problem."""
         problems: list[tuple[str, str]] = []
-        defaults = cls._defaults
-        for name in [name for name, value in values.items() if name not in defaults or value is not defaults[name]]:
+        names = given(values, cls._defaults)
+        for name in names:
             field, value = cls._fields[name], values[name]
             if value is None:
                 if not field.nullable:
@@ -435,7 +437,7 @@ class Record:
                     joint = "" if path == "" or path.startswith("[") else "."
                     problems.append((name + joint + path, text))
         if not problems:
-            problems = cls._finish(values)
+            problems = cls._finish(values, names)
         if problems:
             raise BadValue(*problems)
         return values
@@ -454,8 +456,11 @@ class Record:
         return ValueError(f"Failed to validate {cls.__name__}: {lines}")
 
     @classmethod
-    def _finish(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
-        """Fill what depends on other fields and check the rules between fields; returns the problems."""
+    def _finish(cls, values: dict[str, Any], names: list[str]) -> list[tuple[str, str]]:
+        """Fill what depends on other fields and check the rules between fields; returns the problems.
+
+        Only the values of `names` may differ from the defaults.
+        """
         return []
 
     def _changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -491,7 +496,7 @@ class Record:
 
     def copy(self: _R) -> _R:
         """Make an independent copy."""
-        return self._build(dict(self._values), checked=True)
+        return self._build(self._values, checked=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as plain values that ``json`` can write."""

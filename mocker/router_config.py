@@ -550,7 +550,7 @@ class KvRouterConfig(Record):
         return super()._validate(values)
 
     @classmethod
-    def _finish(cls, values: dict[str, Any]) -> list[tuple[str, str]]:
+    def _finish(cls, values: dict[str, Any], names: list[str]) -> list[tuple[str, str]]:
         problems = []
 
         def rule(field: str, other: str, needed: str) -> None:

@@ -9,6 +9,7 @@ import logging
 import math
 import pathlib
 import pickle
+import random
 import uuid
 from array import array
 from decimal import Decimal
@@ -480,6 +481,26 @@ def test_pool_tokens_fit_in_63_bits():
     assert MockEngineArgs("sglang", 2**63 - 1).num_gpu_blocks == 2**63 - 1
     refused(lambda: MockEngineArgs("sglang", 2**63), "num_gpu_blocks * block_size", 2**63)
     refused(lambda: MockEngineArgs("vllm", 2**57), "num_gpu_blocks * block_size", 2**57)
+
+
+def test_rules_between_fields_need_no_defaults():
+    """Telling the rules which fields were given leaves out nothing that they would say of all."""
+    rng = random.Random(3)
+    values = {name: [least, min(least + 3, most)] for name, (least, most) in INT_RANGES.items()}
+    values |= {name: names for name, (names, _) in CHOICES.items()}
+    values |= dict.fromkeys(BOOLS, [True, False]) | dict.fromkeys(NOT_NEGATIVE, [0.0, 1.0, 2.0])
+    values |= {"block_size": [0, 3, 64], "num_gpu_blocks": [None, 5, 2**63], "watermark": [0.1],
+               "aic_nextn_accept_rates": ["0.5"], "victim_score": [print], "sglang": [None, SglangArgs(page_size=16)]}
+    found = set()
+    for _ in range(3000):
+        chosen = {name: rng.choice(values[name]) for name in rng.sample(list(values), rng.randrange(6))}
+        told, untold = DEFAULTS | chosen, DEFAULTS | chosen
+        problems = MockEngineArgs._finish(told, list(chosen))
+        assert problems == MockEngineArgs._finish(untold, list(untold))
+        assert told == untold
+        found |= {name for name, _ in problems}
+    assert {"num_g3_blocks", "offload_min_seen", "watermark", "aic_nextn", "aic_nextn_accept_rates", "block_size",
+            "num_gpu_blocks", "victim_score"} <= found
 
 
 # --- storage tiers

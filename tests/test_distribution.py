@@ -38,6 +38,8 @@ def test_plain_and_weighted(seed):
     values = rng.choice([0.0, 5.0, 7.25, 1e-12, 3e5], n) if rng.random() < 0.3 else rng.lognormal(2, 3, n)
     if rng.random() < 0.2:
         values[:] = values[0]
+    elif rng.random() < 0.3:                   # nearly all in one bin, and in one bin of that, with ties
+        values = 7.0 + rng.integers(0, n, n) * 2.0 ** rng.choice([-50, -40], n) + (rng.random(n) < 0.01) * 1e4
     same(statistics(values - (10 if seed % 2 else 0)), expected(values - (10 if seed % 2 else 0)))
     weights = rng.integers(1, 9, n)
     samples = np.repeat(values, weights)
@@ -50,6 +52,7 @@ def test_plain_and_weighted(seed):
 def test_nothing():
     assert statistics(np.empty(0)) == weighted_statistics([], []) == {"samples": 0}
     assert weighted_statistics([0.0], [3], rates=True) == {"samples": 0}
+    same(statistics([-0.0, 1.0] * 50), expected(np.array([0.0, 1.0] * 50)))
     with pytest.raises(ValueError, match="2 elements"):
         weighted_statistics([1.0], [1, 2])
 

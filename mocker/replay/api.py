@@ -18,10 +18,11 @@ import numpy as np
 
 from .._cluster import Cluster
 from .._disagg import DisaggCluster
+from .._report import report_of, report_of_run
 from .._sglang_engine import SglangEngine
 from .._version import __version__
 from ..args import MockEngineArgs
-from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report, report_of
+from ..collector import TERMINAL_NAMES, Columns, Report, Sla, assemble_report
 from ..engine import engine_hooks
 from ..formats.stream import TraceStream
 from ..offload import offload_columns, offload_report
@@ -198,7 +199,6 @@ def free_rows(workload: Workload, pools: Pools, concurrency: int | None, plannin
 
 def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None = None) -> Report:
     cluster, pools, w = run.cluster, run.pools, run.workload
-    gaps, rates = cluster.collector.gap_statistics()
     seconds = cluster.last_timestamp() / 1000.0
     worked = pools.prefill_workers * seconds, pools.workers * seconds
     if run.planning is not None:
@@ -209,11 +209,13 @@ def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None 
         "decode_gpus": pools.args.aic_gpus_per_worker(),
         "prefill_gpus": 0 if prefill is None else prefill.aic_gpus_per_worker(), "wall_time_ms": run.wall_time_ms,
         "compat": compat}
-    if stream is None:
-        report = assemble_report(Columns(**_kept(run, ALL)), gaps, rates, sla=sla, **provision)
+    if stream is not None:
+        report = report_of(stream.rows, stream.totals, stream.distributions(), *cluster.collector.gap_statistics(),
+                           goodput=sla.is_set, **provision)
+    elif isinstance(cluster, DisaggCluster):
+        report = assemble_report(Columns(**_kept(run, ALL)), *cluster.collector.gap_statistics(), sla=sla, **provision)
     else:
-        report = report_of(stream.rows, stream.totals, stream.distributions(), gaps, rates, goodput=sla.is_set,
-                           **provision)
+        report = report_of_run(cluster, w.prompt, w.limit, sla.bounds, **provision)
     if cluster.collector.sketched:
         report["sketched"] = ["itl_ms", "output_token_throughput_per_user"]
     if stream is not None and stream.sketched():

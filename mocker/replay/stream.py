@@ -108,7 +108,7 @@ class RowStream:
         self._count(kept)
 
     def _count(self, c: Columns) -> None:
-        """Add requests to totals and distributions (see `mocker._distribution.summarise`)."""
+        """Add requests to totals and distributions (see `mocker._report.report_of`)."""
         t = self.totals
         served = ~np.isnan(c["first_admit"]) & ~np.isnan(c["first_token"])
         done = served if self._reference else c["terminal"] == 1
