@@ -5,27 +5,58 @@ The shortest decimal that reads back as the same double is found with one or two
 Schubfach way to render doubles", 2020). Cost: some ten nanoseconds a number; the powers of ten that it needs (10 KB)
 are made at import.
 """
-from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove, memset
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+
+import os
 
 import numpy as np
 
+from mocker._bits cimport high_zero_bits, little_endian, low_zero_bits
 from mocker._wide cimport multiply
 
 cdef enum:
     LOW_POWER = -292               # of the powers of ten that a double can need
     POWERS = 617
-    NUMBER_BYTES = 32              # that a number has at most
+    NUMBER_BYTES = 48              # that a number takes at most, with what is written behind it
+    BUFFER_BYTES = 1 << 18         # of text, which stay in the processor's cache until they are written
+    ALIGNMENT = 1 << 16
+    ASIDE_BYTES = 1 << 23
     REAL = 0                       # kinds of columns
     WHOLE = 1
-    TEXT = 2
+    SHORT = 2                      # 32-bit whole numbers
+    HEX = 3                        # twelve hexadecimal digits of a whole number
+    TEXT = 4
 
-cdef uint64_t[POWERS] POWER_HIGH   # 10**i as 128 bits with the highest set, rounded up
-cdef uint64_t[POWERS] POWER_LOW
-cdef char[200] PAIRS               # "00" to "99"
+cdef extern from *:
+    """
+    #include <fcntl.h>
+    #if defined(__linux__) && defined(FALLOC_FL_KEEP_SIZE)
+    #define MOCKER_ASIDE(fd, from, n) fallocate(fd, FALLOC_FL_KEEP_SIZE, from, n)
+    #else
+    #define MOCKER_ASIDE(fd, from, n) -1
+    #endif
+    static int64_t mocker_set_aside(int fd, int64_t from, int64_t n) {
+        return MOCKER_ASIDE(fd, from, n) == 0 ? from + n : -1;
+    }
+    """
+    int64_t set_aside "mocker_set_aside"(int fd, int64_t start, int64_t n)     # where it ends; -1: not possible
+
+cdef uint64_t ZEROS = 0x3030303030303030       # "00000000"
+
+cdef struct Power:
+    uint64_t high
+    uint64_t low
+
+cdef Power[POWERS] POWERS_OF_TEN   # 10**i as 128 bits with the highest set, rounded up
+cdef uint64_t[17] TEN
+cdef uint32_t[10000] FOUR          # "0000" to "9999", the first digit in the lowest byte
+cdef char[512] HEX_PAIRS           # "00" to "ff"
 
 
 cdef void make_tables():
@@ -38,10 +69,14 @@ cdef void make_tables():
             wide = -(-power >> shift) if shift > 0 else power << -shift
         else:
             wide = -(-(1 << (power.bit_length() + 127)) // power)
-        POWER_HIGH[i] = wide >> 64
-        POWER_LOW[i] = wide & 0xFFFFFFFFFFFFFFFF
-    for i in range(100):
-        PAIRS[2 * i], PAIRS[2 * i + 1] = 48 + i // 10, 48 + i % 10
+        POWERS_OF_TEN[i].high = wide >> 64
+        POWERS_OF_TEN[i].low = wide & 0xFFFFFFFFFFFFFFFF
+    TEN[0] = 1
+    for i in range(16):
+        TEN[i + 1] = 10 * TEN[i]
+    for i in range(10000):
+        FOUR[i] = 0x30303030 + i // 1000 + (i // 100 % 10 << 8) + (i // 10 % 10 << 16) + (i % 10 << 24)
+    memcpy(HEX_PAIRS, PyBytes_AS_STRING(bytes(range(256)).hex().encode()), 512)
 
 
 make_tables()
@@ -66,7 +101,7 @@ cdef uint64_t shortest(uint64_t c, int64_t q, bint lopsided, int64_t* exponent) 
     # floor(log10(2**q)), of 3/4 of it where the gap to the left is half as wide; floor(log2(10**-k)).
     k = (q * 1262611 - (524031 if lopsided else 0)) >> 22
     h = q + ((-k * 1741647) >> 19) + 1
-    high, low = POWER_HIGH[-k - LOW_POWER], POWER_LOW[-k - LOW_POWER]
+    high, low = POWERS_OF_TEN[-k - LOW_POWER].high, POWERS_OF_TEN[-k - LOW_POWER].low
     left = scaled(high, low, (4 * c - (1 if lopsided else 2)) << h) + odd
     middle = scaled(high, low, (4 * c) << h)
     right = scaled(high, low, (4 * c + 2) << h) - odd
@@ -84,48 +119,38 @@ cdef uint64_t shortest(uint64_t c, int64_t q, bint lopsided, int64_t* exponent) 
     return s + above
 
 
+cdef inline uint64_t eight(uint64_t value) noexcept nogil:
+    """The text of a number as eight digits, the first one in the lowest byte."""
+    cdef uint64_t front = value // 10000
+    return FOUR[front] | <uint64_t>FOUR[value - 10000 * front] << 32
+
+
+cdef inline void put_word(char* out, uint64_t word) noexcept nogil:
+    word = little_endian(word)
+    memcpy(out, &word, 8)
+
+
 cdef inline char* put_whole(char* out, uint64_t value) noexcept nogil:
-    """Write a whole number; returns the place behind it."""
+    """Write a whole number; returns the place behind it. Up to 7 bytes behind that are written to."""
     cdef char[24] digits
     cdef int n = 24
-    cdef uint64_t pair
-    while value >= 100:
-        pair = value % 100
-        value //= 100
-        n -= 2
-        memcpy(&digits[n], &PAIRS[2 * pair], 2)
-    if value >= 10:
-        n -= 2
-        memcpy(&digits[n], &PAIRS[2 * value], 2)
-    else:
+    cdef uint64_t word
+    cdef int zeros
+    if value < 100_000_000:
+        word = eight(value)
+        zeros = low_zero_bits((word ^ ZEROS) | <uint64_t>1 << 56) & 56    # of leading digits; the last one stays
+        put_word(out, word >> zeros)
+        return out + 8 - (zeros >> 3)
+    while value:
         n -= 1
-        digits[n] = <char>(48 + value)
+        digits[n] = <char>(48 + value % 10)
+        value //= 10
     memcpy(out, &digits[n], 24 - n)
     return out + 24 - n
 
 
-cdef char* put_real(char* out, double value) noexcept nogil:
-    """Write a finite number as `repr` does; returns the place behind it."""
-    cdef uint64_t bits, c, d
-    cdef int64_t q, e, n, point
-    cdef char[24] digits
-    memcpy(&bits, &value, 8)
-    if bits >> 63:
-        out[0] = b"-"
-        out += 1
-        value = -value
-    if value < 1e15 and value == <double><uint64_t>value:
-        out = put_whole(out, <uint64_t>value)
-        memcpy(out, b".0", 2)
-        return out + 2
-    q = <int64_t>(bits >> 52 & 2047)
-    c = bits & ((<uint64_t>1 << 52) - 1)
-    d = shortest(c | (<uint64_t>1 << 52) if q else c, (q if q else 1) - 1075, c == 0 and q > 1, &e)
-    while d % 10 == 0:
-        d //= 10
-        e += 1
-    n = put_whole(digits, d) - digits
-    point = n + e                  # digits before the decimal point
+cdef char* put_digits(char* out, const char* digits, int64_t n, int64_t point) noexcept nogil:
+    """Write `n` digits, without zeros at the end, of which `point` stand before the decimal point."""
     if -4 < point <= 0:
         memcpy(out, b"0.000", 5)
         out += 2 - point
@@ -157,15 +182,322 @@ cdef char* put_real(char* out, double value) noexcept nogil:
     return put_whole(out + 2, <uint64_t>point)
 
 
+cdef char* put_rare(char* out, uint64_t c, int64_t q) noexcept nogil:
+    """Write the positive double of fraction `c` and exponent field `q`, any but an infinity."""
+    cdef uint64_t d
+    cdef int64_t e, n
+    cdef char[32] digits
+    d = shortest(c | (<uint64_t>1 << 52) if q else c, (q if q else 1) - 1075, c == 0 and q > 1, &e)
+    while d % 10 == 0:
+        d //= 10
+        e += 1
+    n = put_whole(digits, d) - digits
+    return put_digits(out, digits, n, n + e)
+
+
+cdef inline char* put_real(char* out, double value) noexcept nogil:
+    """Write a finite number as `repr` does; returns the place behind it. Up to 16 bytes behind that are written to.
+
+    In a unit of 10**-places by which the doubles around the number are 1 to 10 apart, the number is s + f, s whole and
+    f a fraction of 64 bits. Its shortest decimal is the multiple of 10 that is less than half of that distance away
+    or, if there is none, the nearest whole number. Where f is not exact enough to decide that, or the number is very
+    large or small, `put_rare` writes it.
+    """
+    cdef uint64_t bits, fraction, c, s, f, carry, below, above, whole, digit, near, front, back
+    cdef int64_t q, places, h, beyond
+    cdef const Power* power
+    cdef int zeros
+    memcpy(&bits, &value, 8)
+    if bits >> 63:
+        out[0] = b"-"
+        out += 1
+        value = -value
+    q = <int64_t>(bits >> 52 & 2047)
+    fraction = bits & ((<uint64_t>1 << 52) - 1)
+    if <uint64_t>(q - 1019) < 53:  # from 1 / 16 to 2**49
+        whole = <uint64_t><int64_t>value
+        if value == <double><int64_t>whole:
+            out = put_whole(out, whole)
+            memcpy(out, b".0", 2)
+            return out + 2
+        places = -((q - 1075) * 1262611 >> 22)
+        if places <= 16 and fraction:          # else the gap to the left is half as wide
+            power = &POWERS_OF_TEN[places - LOW_POWER]
+            h = q - 1074 + (places * 1741647 >> 19)
+            c = (fraction | <uint64_t>1 << 52) << h
+            multiply(power.low, c, &carry)
+            f = multiply(power.high, c, &s) + carry
+            s += f < carry
+            digit = s % 10
+            below = digit << 60 | f >> 4       # to the multiples of 10, in units of 2**-60
+            above = (<uint64_t>10 << 60) - below
+            beyond = <int64_t>((below if below < above else above) - (power.high >> (5 - h)))
+            if not ((<uint64_t>(beyond + 8) <= 16) | (f - (<uint64_t>1 << 63) + 8 <= 16)):
+                # s += f >> 63 if beyond > 0 else (0 if below < above else 10) - digit, which nobody could predict
+                near = f >> 63
+                s += near ^ ((near ^ ((10 & -<uint64_t>(above <= below)) - digit)) & <uint64_t>(beyond >> 63))
+                # Whole part and fraction: no whole number is between the decimal and the double.
+                s = (s - whole * TEN[places]) * TEN[16 - places]
+                out = put_whole(out, whole)
+                out[0] = b"."
+                front = s // 100_000_000
+                back = eight(s - 100_000_000 * front)
+                front = eight(front)
+                put_word(out + 1, front)
+                put_word(out + 9, back)
+                back ^= ZEROS
+                near = -<uint64_t>(back == 0)
+                zeros = high_zero_bits(back | ((front ^ ZEROS) & near)) + <int>(near & 64)
+                return out + 17 - (zeros >> 3)
+    if value == 0.0:
+        memcpy(out, b"0.0", 3)
+        return out + 3
+    return put_rare(out, fraction, q)
+
+
+cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
+    """Write the last twelve hexadecimal digits of a number; returns the place behind them."""
+    cdef int i
+    for i in range(10, -2, -2):
+        memcpy(out + i, &HEX_PAIRS[2 * (value & 255)], 2)
+        value >>= 8
+    return out + 12
+
+
 cdef struct Column:
     int kind
-    bint gaps                      # WHOLE: -1 is a missing value
+    bint gaps                      # -1 is a missing value, of whole numbers
+    const char* before             # what stands before the value; 32 bytes can be read at any place of it
+    int64_t length
     const double* real
     const int64_t* whole
-    void** text                    # bytes objects, each alive in a list
+    const int32_t* short           # also the numbers of texts; NULL: each has its own
+    const char** text              # of objects that are alive in a list
+    int64_t* lengths               # of them
 
 
-def lines(list pieces, list columns, bytes missing):
+cdef inline char* put_piece(char* out, const char* piece, int64_t n) noexcept nogil:
+    """Copy, 32 bytes at a time; returns the place behind it. Up to 31 bytes behind that are written to."""
+    cdef char* end = out + n
+    while True:
+        memcpy(out, piece, 32)
+        out += 32
+        if out >= end:
+            return end
+        piece += 32
+
+
+cdef class Rows:
+    """Rows of text that are yet to be made of columns (see `lines`)."""
+
+    cdef Column* table
+    cdef int64_t k, rows, step     # columns; rows; bytes that a row takes at most, without its texts
+    cdef int64_t row               # that comes next
+    cdef bytes arena, missing
+    cdef const char* last          # what stands behind a row
+    cdef const char* gap           # what stands for a missing value
+    cdef int64_t last_length, gap_length
+    cdef list keep                 # arrays and lists that pointers point into
+
+    def __cinit__(self, list pieces, list columns, bytes missing):
+        cdef int64_t i, at
+        cdef Column* c
+        cdef const double[::1] real
+        cdef const int64_t[::1] whole
+        cdef const int32_t[::1] short
+        self.k = len(columns)
+        if len(pieces) != self.k + 1:
+            raise ValueError(f"{self.k} columns need {self.k + 1} pieces, got {len(pieces)}")
+        self.table = <Column*>calloc(self.k + 1, sizeof(Column))
+        if self.table == NULL:
+            raise MemoryError
+        self.missing = missing + bytes(32)
+        self.gap, self.gap_length = PyBytes_AS_STRING(self.missing), len(missing)
+        self.arena = b"".join(pieces) + bytes(32)
+        self.keep = []
+        self.step = 64
+        at = 0
+        for i in range(self.k):
+            values = columns[i]
+            c = &self.table[i]
+            c.before, c.length = PyBytes_AS_STRING(self.arena) + at, len(pieces[i])
+            at += c.length
+            self.step += c.length + max(<int64_t>NUMBER_BYTES, len(missing) + 32)
+            texts = None
+            if isinstance(values, tuple):
+                values, how = values
+                if isinstance(how, list):
+                    texts = how
+                elif how == "hex":
+                    c.kind = HEX
+                else:
+                    c.gaps = how
+            elif isinstance(values, list):
+                texts = values
+            if i and len(values) != self.rows:
+                raise ValueError(f"columns differ in length: {self.rows} and {len(values)}")
+            self.rows = len(values)
+            if texts is not None:
+                c.kind = TEXT
+                self.find(c, texts)
+                if values is texts:
+                    continue
+                short = values = np.ascontiguousarray(values, np.int32)
+                if self.rows and not 0 <= values.min() <= values.max() < len(texts):
+                    raise ValueError(f"a number of a text is not below {len(texts)}")
+                c.short = &short[0] if self.rows else NULL
+            elif values.dtype == np.float64:
+                c.kind = REAL
+                real = values = np.ascontiguousarray(values)
+                c.real = &real[0] if self.rows else NULL
+            elif values.dtype == np.int32 and c.kind != HEX:
+                c.kind = SHORT
+                short = values = np.ascontiguousarray(values)
+                c.short = &short[0] if self.rows else NULL
+            else:
+                c.kind = c.kind if c.kind == HEX else WHOLE
+                whole = values = np.ascontiguousarray(values, np.int64)
+                c.whole = &whole[0] if self.rows else NULL
+            self.keep.append(values)
+        self.last, self.last_length = PyBytes_AS_STRING(self.arena) + at, len(pieces[self.k])
+        self.step += self.last_length
+
+    def __dealloc__(self):
+        free(self.table)
+
+    cdef int find(self, Column* c, list texts) except -1:
+        """Where the texts of a list are, and their lengths."""
+        cdef int64_t[:, ::1] places
+        cdef int64_t i = 0, n = len(texts)
+        found = np.empty((2, max(n, 1)), np.int64)
+        places = found
+        c.text, c.lengths = <const char**>&places[0, 0], &places[1, 0]
+        for text in texts:
+            if not isinstance(text, bytes):
+                raise TypeError(f"a text must be bytes, got {type(text).__name__}")
+            c.text[i], c.lengths[i] = PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
+            i += 1
+        self.keep += (found, list(texts))
+        return 0
+
+    cdef int64_t fill(self, char* buffer, int64_t size) noexcept nogil:
+        """Write as many rows as fit; returns the bytes. None fits if it is 0 and rows are left."""
+        cdef char* out = buffer
+        cdef char* start
+        cdef const char* end = buffer + size
+        cdef int64_t i, w, n
+        cdef int64_t k = self.k, row
+        cdef double x
+        cdef Column* c
+        for row in range(self.row, self.rows):
+            start = out
+            if end - out < self.step:
+                self.row = row
+                return start - buffer
+            for i in range(k):
+                c = &self.table[i]
+                out = put_piece(out, c.before, c.length)
+                if c.kind == REAL:
+                    x = c.real[row]
+                    if x - x == 0.0:
+                        out = put_real(out, x)
+                        continue
+                elif c.kind == TEXT:
+                    w = c.short[row] if c.short != NULL else row
+                    n = c.lengths[w]
+                    if end - out < self.step + n:
+                        self.row = row
+                        return start - buffer
+                    memcpy(out, c.text[w], n)
+                    out += n
+                    continue
+                elif c.kind == HEX:
+                    out = put_hex(out, <uint64_t>c.whole[row])
+                    continue
+                else:
+                    w = c.short[row] if c.kind == SHORT else c.whole[row]
+                    if not (c.gaps and w == -1):
+                        if w < 0:
+                            out[0] = b"-"
+                            out += 1
+                        out = put_whole(out, <uint64_t>w if w >= 0 else <uint64_t>(-(w + 1)) + 1)
+                        continue
+                out = put_piece(out, self.gap, self.gap_length)
+            out = put_piece(out, self.last, self.last_length)
+        self.row = self.rows
+        return out - buffer
+
+
+cdef class Writer:
+    """Text on its way to a file, whose pages are written whole: one that is begun twice costs as much as three.
+
+    Parameters
+    ----------
+    write : callable
+        Is given the text part by part, in memoryviews that are only good until it returns.
+    fd : int
+        The file that it goes to, from its beginning, if that is known: where the system can, room in it is set aside
+        ahead of the text, which halves the cost of the rest. `close` gives back what is left.
+    """
+
+    cdef object into
+    cdef char* buffer
+    cdef int64_t size, used        # of the buffer
+    cdef int64_t written, aside    # bytes of the file: with text, and set aside; -1: not possible
+    cdef int fd
+
+    def __cinit__(self, write, int fd=-1):
+        self.into, self.fd = write, fd
+        self.size = BUFFER_BYTES + ALIGNMENT
+        self.buffer = <char*>malloc(self.size)
+        if self.buffer == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.buffer)
+
+    def write(self, const unsigned char[::1] text not None):
+        """Add bytes."""
+        while self.size - self.used < len(text):
+            self.make_room()
+        if len(text):
+            memcpy(self.buffer + self.used, &text[0], len(text))
+            self.used += len(text)
+
+    cdef int make_room(self) except -1:
+        """Write what ends with a page of the file, or get a larger buffer."""
+        cdef int64_t end = (self.written + self.used) // ALIGNMENT * ALIGNMENT - self.written
+        cdef char* grown
+        if end > 0:
+            return self.give(end)
+        grown = <char*>realloc(self.buffer, 2 * self.size)
+        if grown == NULL:
+            raise MemoryError
+        self.buffer, self.size = grown, 2 * self.size
+        return 0
+
+    cdef int give(self, int64_t n) except -1:
+        if self.fd >= 0 and 0 <= self.aside < self.written + n and self.written >= ASIDE_BYTES:
+            self.aside = set_aside(self.fd, self.written, n + ASIDE_BYTES)
+        self.into(PyMemoryView_FromMemory(self.buffer, n, PyBUF_READ))
+        self.written += n
+        self.used -= n
+        memmove(self.buffer, self.buffer + n, self.used)
+        return 0
+
+    def flush(self):
+        """Write everything."""
+        if self.used:
+            self.give(self.used)
+
+    def close(self):
+        """Write everything and end the file behind it."""
+        self.flush()
+        if self.aside > 0:
+            os.ftruncate(self.fd, self.written)
+
+
+def lines(list pieces, list columns, bytes missing, Writer out=None):
     """Rows of text.
 
     Parameters
@@ -173,132 +505,59 @@ def lines(list pieces, list columns, bytes missing):
     pieces : list of bytes, k + 1
         What stands before each value of a row and after its last.
     columns : list, k
-        Of each column, all of one length: an array of float64; of int64; a pair of such and True: -1 in it is a
-        missing value; or a list of bytes, which are written as they are.
+        Of each column, all of one length: an array of float64; of int64 or int32; a pair of such and True: -1 in it
+        is a missing value; a pair of such and "hex": the last twelve hexadecimal digits; a list of bytes, which are
+        written as they are; or a pair of the numbers of texts and a list of these.
     missing : bytes
         The text of a missing value: NaN, an infinity, -1 as above.
+    out : Writer, optional
+        Where to add them.
 
     Returns
     -------
     bytes
+        The text; empty with `out`.
     """
-    cdef int64_t k = len(columns), rows = 0, i, row, size = 0, used = 0, step, need
-    cdef Column* table = <Column*>malloc((k + 1) * sizeof(Column))
-    cdef const char** before = <const char**>malloc((k + 1) * sizeof(char*))
-    cdef int64_t* lengths = <int64_t*>malloc((k + 1) * sizeof(int64_t))
-    cdef const char* gap = PyBytes_AS_STRING(missing)
-    cdef int64_t gap_length = PyBytes_GET_SIZE(missing)
-    cdef char* buffer = NULL
-    cdef char* out
-    cdef char* grown
-    cdef const double[::1] real
-    cdef const int64_t[::1] whole
-    cdef double x
-    cdef int64_t w
-    cdef Column* c
-    keep = []                      # the arrays that pointers point into
-    try:
-        if table == NULL or before == NULL or lengths == NULL:
-            raise MemoryError
-        if len(pieces) != k + 1:
-            raise ValueError(f"{k} columns need {k + 1} pieces, got {len(pieces)}")
-        step = gap_length
-        for i in range(k + 1):
-            before[i] = PyBytes_AS_STRING(pieces[i])
-            lengths[i] = PyBytes_GET_SIZE(pieces[i])
-            step += lengths[i]
-        step += k * max(<int64_t>NUMBER_BYTES, gap_length)
-        for i in range(k):
-            values = columns[i]
-            c = &table[i]
-            c.gaps = isinstance(values, tuple)
-            if c.gaps:
-                values = values[0]
-            if i and len(values) != rows:
-                raise ValueError(f"columns differ in length: {rows} and {len(values)}")
-            rows = len(values)
-            if isinstance(values, list):
-                c.kind = TEXT
-                texts = np.empty(rows, object)
-                texts[:] = values
-                for text in values:
-                    if not isinstance(text, bytes):
-                        raise TypeError(f"a text must be bytes, got {type(text).__name__}")
-                keep.append(texts)
-                c.text = <void**><size_t>texts.ctypes.data
-            elif values.dtype == np.float64:
-                c.kind = REAL
-                values = np.ascontiguousarray(values)
-                keep.append(values)
-                real = values
-                c.real = &real[0] if rows else NULL
-            else:
-                c.kind = WHOLE
-                values = np.ascontiguousarray(values, np.int64)
-                keep.append(values)
-                whole = values
-                c.whole = &whole[0] if rows else NULL
-        for row in range(rows):
-            if size - used < step:
-                size = max(2 * size, used + step + 65536)
-                grown = <char*>realloc(buffer, size)
-                if grown == NULL:
-                    raise MemoryError
-                buffer = grown
-            out = buffer + used
-            for i in range(k):
-                c = &table[i]
-                memcpy(out, before[i], lengths[i])
-                out += lengths[i]
-                if c.kind == REAL:
-                    x = c.real[row]
-                    if x - x == 0.0:
-                        out = put_real(out, x)
-                        continue
-                elif c.kind == WHOLE:
-                    w = c.whole[row]
-                    if not (c.gaps and w == -1):
-                        if w < 0:
-                            out[0] = b"-"
-                            out += 1
-                        out = put_whole(out, <uint64_t>w if w >= 0 else <uint64_t>(-(w + 1)) + 1)
-                        continue
-                else:
-                    need = PyBytes_GET_SIZE(<object>c.text[row])
-                    used = out - buffer
-                    if size - used < step + need:
-                        size = max(2 * size, used + step + need)
-                        grown = <char*>realloc(buffer, size)
-                        if grown == NULL:
-                            raise MemoryError
-                        buffer = grown
-                        out = buffer + used
-                    memcpy(out, PyBytes_AS_STRING(<object>c.text[row]), need)
-                    out += need
-                    continue
-                memcpy(out, gap, gap_length)
-                out += gap_length
-            memcpy(out, before[k], lengths[k])
-            used = out + lengths[k] - buffer
-        return PyBytes_FromStringAndSize(buffer, used) if used else b""
-    finally:
-        free(table)
-        free(before)
-        free(lengths)
-        free(buffer)
+    cdef Rows rows = Rows(pieces, columns, missing)
+    cdef list parts = []
+    cdef Writer to = Writer(lambda part: parts.append(bytes(part))) if out is None else out
+    while True:
+        with nogil:
+            to.used += rows.fill(to.buffer + to.used, to.size - to.used)
+        if rows.row == rows.rows:
+            break
+        to.make_room()
+    if out is None:
+        to.flush()
+    return b"".join(parts)
 
 
 def encoded(list values, encode):
-    """The texts of values: `encode` of each, called once for each different string or int."""
+    """Values as a column of texts for `lines`: `encode` of each, called once for a string, an int or None.
+
+    Returns
+    -------
+    ndarray of int32, list of bytes
+        The numbers of the texts, and the texts.
+    """
     cdef dict known = {}
-    cdef list out = []
-    cdef object value, text
-    for value in values:
-        if type(value) is not str and type(value) is not int:
-            out.append(encode(value))
-            continue
-        text = known.get(value)
-        if text is None:
-            text = known[value] = encode(value)
-        out.append(text)
-    return out
+    cdef list texts = []
+    cdef object value, number, last = None
+    cdef int32_t[::1] out
+    cdef Py_ssize_t i
+    cdef int32_t current = -1
+    found = np.empty(len(values), np.int32)
+    out = found
+    for i in range(len(values)):
+        value = values[i]
+        if value is not last or current < 0:
+            plain = type(value) is str or type(value) is int or value is None
+            number = known.get(value) if plain else None
+            if number is None:
+                number = len(texts)
+                texts.append(encode(value))
+                if plain:
+                    known[value] = number
+            current, last = number, value
+        out[i] = current
+    return found, texts

@@ -1,20 +1,21 @@
-"""NumPy columns as Arrow arrays and back, by their buffers.
+"""NumPy columns as Arrow arrays and back, by their buffers, and as Parquet.
 
 `pyarrow.array` and `to_numpy` do the same, but import pandas if that is installed, only to ask whether they were given
 a Series of it: that takes several times as long as a replay.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from ._text import encoded, lines
 from .extras import import_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["arrow_array", "nulls", "numbers"]
+__all__ = ["arrow_array", "nulls", "numbers", "write_parquet"]
 
 
 def arrow_array(column: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> Any:
@@ -37,8 +38,6 @@ def arrow_array(column: NDArray[Any], missing: NDArray[np.bool_] | None = None) 
         values = column.tolist()
         if missing is not None and missing.any():
             values = [None if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
-        if not all(value is None or isinstance(value, str) for value in values):
-            return pa.array(values)
         return _text(pa, values)
     if column.dtype.kind == "b":
         kind, data = pa.bool_(), _bits(column)
@@ -52,16 +51,48 @@ def _bits(valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return np.packbits(valid, bitorder="little")
 
 
-def _text(pa: Any, values: list[str | None]) -> Any:
-    encoded = [b"" if value is None else value.encode() for value in values]
+class _NotText(Exception):
+    """A value is neither a string nor None."""
+
+
+def _text(pa: Any, values: list[Any]) -> Any:
+    """An array of strings, or of what `pyarrow` thinks fit if there is anything else."""
+    absent: list[bool] = []
+
+    def text(value: Any) -> bytes:
+        if not (value is None or isinstance(value, str)):
+            raise _NotText
+        absent.append(value is None)
+        return b"" if value is None else value.encode()
+
+    try:
+        codes, texts = encoded(values, text)
+    except _NotText:
+        return pa.array(values)
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    np.cumsum(np.array([len(one) for one in texts], np.int64)[codes], out=offsets[1:])
     large = int(offsets[-1]) > np.iinfo(np.int32).max
-    valid = None
-    if None in values:
-        valid = pa.py_buffer(_bits(np.array([value is not None for value in values], np.bool_)))
+    valid = pa.py_buffer(_bits(~np.array(absent)[codes])) if any(absent) else None
     return pa.Array.from_buffers(pa.large_string() if large else pa.string(), len(values), [
-        valid, pa.py_buffer(offsets if large else offsets.astype(np.int32)), pa.py_buffer(b"".join(encoded))])
+        valid, pa.py_buffer(offsets if large else offsets.astype(np.int32)),
+        pa.py_buffer(lines([b"", b""], [(codes, texts)], b""))])
+
+
+def write_parquet(table: Any, file: BinaryIO) -> None:
+    """Write a `pyarrow.Table` of many different numbers as Parquet.
+
+    Floating-point numbers are split into streams of bytes and compressed, integers packed by their differences: that is
+    a third of the time of the dictionaries which pyarrow tries first, and smaller.
+    """
+    pq = import_extra("pyarrow.parquet", "parquet", "a Parquet file")
+    types = import_extra("pyarrow.types", "parquet", "a Parquet file")
+    real = [field.name for field in table.schema if types.is_floating(field.type)]
+    whole = [field.name for field in table.schema if types.is_integer(field.type)]
+    rest = [field.name for field in table.schema if field.name not in {*real, *whole}]
+    pq.write_table(
+        table, file, use_dictionary=rest,
+        column_encoding=dict.fromkeys(real, "BYTE_STREAM_SPLIT") | dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+        compression=dict.fromkeys([*real, *rest], "zstd") | dict.fromkeys(whole, "none"))
 
 
 def nulls(array: Any) -> NDArray[np.bool_]:

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mocker.arrow_arrays import arrow_array
+from mocker.arrow_arrays import arrow_array, write_parquet
 from mocker.extras import import_extra
 from mocker.report import (
     TABLE_COLUMNS,
     TITLE,
-    compressed,
     format_report_table,
     problem_lines,
     table_rows,
     write_atomically,
 )
-from mocker.text import json_lines
+from mocker.text import Writer, json_lines, open_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,7 +63,7 @@ RECORD_KEYS = (
 
 _NEVER_MISSING = frozenset({"row", "input_length", "output_length", "output_tokens"})
 _NOT_TERMINAL = frozenset({None, "incomplete", "stalled"})
-_CHUNK_ROWS = 2048
+_CHUNK_ROWS = 1 << 14
 
 
 class Simulation:
@@ -167,10 +166,10 @@ class Simulation:
 
     def write_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the per-request columns to a Parquet file (needs pyarrow) and return its path."""
-        pq = import_extra("pyarrow.parquet", "parquet", "write_parquet")
+        import_extra("pyarrow.parquet", "parquet", "write_parquet")
         table = self.to_arrow()
         with write_atomically(path) as file:
-            pq.write_table(table, file, compression="zstd")
+            write_parquet(table, file)
         return Path(path)
 
     def write_csv(self, path: str | os.PathLike[str]) -> Path:
@@ -209,10 +208,10 @@ class Simulation:
 
     def _write_records(self, path: str | os.PathLike[str], rows: NDArray[Any] | None) -> Path:
         total = self._num_rows if rows is None else len(rows)
-        with write_atomically(path) as raw, compressed(raw, path) as file:
+        with open_text(path) as out:
             for start in range(0, total, _CHUNK_ROWS):
                 chunk = slice(start, min(start + _CHUNK_ROWS, total))
-                file.write(record_lines(self.per_request, chunk if rows is None else rows[chunk]))
+                write_records(out, self.per_request, chunk if rows is None else rows[chunk])
         return Path(path)
 
     # -- what was recorded over simulated time ------------------------------------------------------------------------
@@ -299,16 +298,16 @@ def _checked(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return dict(columns)
 
 
-def record_lines(columns: Mapping[str, NDArray[Any]], index: Any) -> bytes:
-    """Per-request records as JSON lines; `index` selects the rows (see `Simulation.write_jsonl`)."""
+def write_records(out: Writer, columns: Mapping[str, NDArray[Any]], index: Any) -> None:
+    """Add per-request records as JSON lines; `index` selects the rows (see `Simulation.write_jsonl`)."""
     keys = [*RECORD_KEYS, *(name for name in columns if name not in RECORD_KEYS)]
     chosen: dict[str, Any] = {name: column[index] for name, column in columns.items()}
     if "uuid" not in columns:
         row = columns.get("row")
         numbers = (np.arange(len(next(iter(columns.values()), ()))) if row is None else row)[index]
         # The text of uuid.UUID(int=row + 1), without making the object.
-        chosen["uuid"] = [b'"00000000-0000-0000-0000-%012x"' % (number + 1) for number in numbers.tolist()]
-    return json_lines(keys, chosen)
+        chosen["uuid"] = b'"00000000-0000-0000-0000-', (numbers + 1, "hex"), b'"'
+    json_lines(keys, chosen, out)
 
 
 def _missing(column: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -318,8 +317,6 @@ def _missing(column: NDArray[Any]) -> NDArray[np.bool_] | None:
         missing = np.isnan(column)
     elif kind == "i":
         missing = np.equal(column, -1)
-    elif kind == "O":
-        missing = np.fromiter((value is None for value in column), bool, len(column))
-    else:
+    else:                          # None is missing in any case
         return None
     return missing if missing.any() else None

@@ -173,7 +173,7 @@ def test_a_failed_write_keeps_the_old_file(simulation, tmp_path, monkeypatch):
     path = tmp_path / "r.jsonl"
     path.write_text("old")
 
-    def fail(keys, columns):
+    def fail(keys, columns, out):
         raise OSError("disk full")
 
     monkeypatch.setattr(simulation_module, "json_lines", fail)

@@ -1,5 +1,6 @@
 """Columns as text: numbers as `repr` writes them, missing values, quoting, and what is refused."""
 import csv
+import gzip
 import io
 import json
 import math
@@ -7,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from mocker._text import lines
-from mocker.text import csv_lines, csv_text, json_lines
+from mocker._text import Writer, encoded, lines
+from mocker.text import csv_lines, csv_text, json_lines, open_text
 
 
 def column_text(values, missing=b"?"):
@@ -27,10 +28,11 @@ def doubles():
     yield rng.random(n) * 1e6
     yield np.round(rng.random(n) * 1e7, 3)
     yield rng.integers(0, 10**18, n) * 10.0 ** rng.integers(-30, 30, n)
+    yield np.ldexp(rng.integers(1, 2**20, n).astype(float), rng.integers(-40, 40, n))  # too near for a fraction
     yield np.array([0.0, -0.0, 1e15, 1e16, 1e17, 2.0**53 + 2, 5e-324, 1.7976931348623157e308, 1e-4, 1e-5, -1.5])
 
 
-@pytest.mark.parametrize("values", list(doubles()), ids=range(9))
+@pytest.mark.parametrize("values", list(doubles()), ids=range(10))
 def test_numbers_are_those_of_repr(values):
     assert column_text(values) == [repr(x) if math.isfinite(x) else "?" for x in values.tolist()]
 
@@ -49,10 +51,50 @@ def test_long_texts_and_many_columns():
     assert out == b"".join(b"<%s|%d|%s>" % (text, i, repr(i / 4).encode()) for i, text in enumerate(texts))
 
 
+def test_numbers_of_texts_and_hexadecimal():
+    codes, texts = encoded(["b", None, "b", 7, None, 7.5], lambda value: str(value).encode())
+    assert codes.tolist() == [0, 1, 0, 2, 1, 3]
+    assert texts == [b"b", b"None", b"7", b"7.5"]
+    numbers = np.array([0, 1, 255, 4096, 2**47 + 5, 2**48 - 1])
+    out = lines([b"", b" ", b"\n"], [(codes, texts), (numbers, "hex")], b"").decode().splitlines()
+    assert out == [f"{texts[c].decode()} {n:012x}" for c, n in zip(codes, numbers.tolist(), strict=True)]
+
+
+def test_pages_are_written_whole():
+    """What is written ends with a page, however long rows are, until the end; nothing is lost or doubled."""
+    rng = np.random.default_rng(3)
+    given, parts = [], []
+    out = Writer(lambda part: parts.append(bytes(part)))
+    for n in (0, 1, 1000, 20_000, 3):
+        texts = [b"x" * int(k) for k in rng.integers(0, 60 if n > 3 else 400_000, n)]
+        given += [b"a", lines([b"<", b",", b">\n"], [np.arange(n), texts], b"")]
+        out.write(b"a")
+        assert lines([b"<", b",", b">\n"], [np.arange(n), texts], b"", out) == b""
+    before = len(parts)
+    out.flush()
+    out.flush()
+    assert b"".join(parts) == b"".join(given)
+    assert len(parts) == before + 1 and not any(len(part) % 4096 for part in parts[:-1])
+
+
+def test_long_files_end_with_their_text(tmp_path):
+    """The room that is set aside for a file of many megabytes is given back."""
+    values = np.arange(200_000) / 7
+    for name in ("long.txt", "long.txt.gz"):
+        with open_text(tmp_path / name, 1) as out:
+            for _ in range(5):
+                lines([b"number ", b" of them\n"], [values], b"", out)
+    text = (tmp_path / "long.txt").read_bytes()
+    assert text == 5 * lines([b"number ", b" of them\n"], [values], b"") and len(text) > 2**24
+    assert gzip.decompress((tmp_path / "long.txt.gz").read_bytes()) == text
+    assert (tmp_path / "long.txt").stat().st_blocks * 512 < len(text) + 2**20
+
+
 @pytest.mark.parametrize(("pieces", "columns", "error"), [
     ([b""], [np.zeros(2)], "1 columns need 2 pieces, got 1"),
     ([b"", b"", b""], [np.zeros(2), np.arange(3)], "differ in length: 2 and 3"),
     ([b"", b""], [["text"]], "must be bytes, got str"),
+    ([b"", b""], [(np.array([0, 1]), [b"one"])], "a number of a text is not below 1"),
 ])
 def test_refused(pieces, columns, error):
     with pytest.raises((TypeError, ValueError), match=error):

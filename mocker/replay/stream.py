@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._collect import SampleLog
+from ..arrow_arrays import write_parquet
 from ..collector import Sla
 from ..extras import import_extra
 from ..report import write_atomically
-from ..simulation import Simulation, record_lines
+from ..simulation import Simulation, write_records
+from ..text import Writer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +66,9 @@ class RowStream:
         if self.path.suffix == ".jsonl":
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            self._out = Writer(self._write, self._fd)
         elif self.path.suffix == ".parquet":
-            self._parquet = import_extra("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
+            import_extra("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
             self._empty_folder()
         else:
             raise ValueError(f"stream_to must end in {' or '.join(SUFFIXES)}, got {os.fspath(path)}")
@@ -97,15 +100,18 @@ class RowStream:
         if count == 0:
             return
         if self._fd >= 0:
-            left = memoryview(record_lines(columns, slice(0, count)))
-            while left:
-                left = left[os.write(self._fd, left):]
+            write_records(self._out, columns, slice(0, count))
+            self._out.flush()
         elif self.keeps_rows:
             with write_atomically(self.path / f"part-{self._part:06d}.parquet") as file:
-                self._parquet.write_table(Simulation({}, columns, {}).to_arrow(), file, compression="zstd")
+                write_parquet(Simulation({}, columns, {}).to_arrow(), file)
             self._part += 1
         self.rows += count
         self._count(kept)
+
+    def _write(self, text: memoryview) -> None:
+        while text:
+            text = text[os.write(self._fd, text):]
 
     def _count(self, c: Columns) -> None:
         """Add requests to totals and distributions (see `mocker._report.report_of`)."""
@@ -152,6 +158,7 @@ class RowStream:
     def close(self) -> None:
         """Bring everything to the disk."""
         if self._fd >= 0:
+            self._out.close()
             os.fsync(self._fd)
             os.close(self._fd)
             self._fd = -1

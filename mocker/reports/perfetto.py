@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report import compressed, write_atomically
-from ..text import encoded, json_text, lines
+from ..text import Writer, encoded, json_text, lines, open_text
 from ..timeline import Timeline, worker_numbers
 from .parts import parts
 
@@ -29,7 +27,6 @@ __all__ = ["MAX_FLOWS", "write_trace"]
 MAX_FLOWS = 10_000                 # requests drawn as flows
 MAX_COUNTERS = 20_000              # samples of each counter, all workers together
 ARRIVALS = 1                       # process of the arrivals; worker w is process w + 2
-_CHUNK_ROWS = 2048                 # events whose text is in memory at a time
 
 
 def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
@@ -58,13 +55,13 @@ def write_trace(path: str | os.PathLike[str], simulation: Simulation) -> Path:
     window, stride = timeline.sampling
     note = {"clock": "simulated time", "passes": "all" if stride == 1 else
             f"those that begin in every {stride}th window of {window:g} ms"}
-    with write_atomically(path) as raw, compressed(raw, path, 1) as file:
-        file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(note)},"traceEvents":[\n'.encode())
-        file.write(_names(timeline))
-        for text in (*_slices(timeline.passes), *_counters(timeline), *_flows(simulation.per_request, timeline,
-                                                                               timeline.passes)):
-            file.write(text)
-        file.write(b"\n]}\n")
+    with open_text(path, 1) as out:
+        out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(note)},"traceEvents":[\n'.encode())
+        out.write(_names(timeline))
+        _slices(out, timeline.passes)
+        _counters(out, timeline)
+        _flows(out, simulation.per_request, timeline, timeline.passes)
+        out.write(b"\n]}\n")
     return Path(path)
 
 
@@ -77,25 +74,23 @@ def _names(timeline: Timeline) -> bytes:
     return ",\n".join(events).encode()
 
 
-def _rows(template: str, *columns: Any) -> Iterator[bytes]:
-    """Events of one kind; % stands for the next column. A chunk is small enough for memory that is there already."""
-    pieces = (",\n" + template).encode().split(b"%")
-    for start in range(0, len(columns[0]), _CHUNK_ROWS):
-        yield lines(pieces, [column[start:start + _CHUNK_ROWS] for column in columns], b"null")
+def _rows(out: Writer, template: str, *columns: Any) -> None:
+    """Write events of one kind; % stands for the next column."""
+    lines((",\n" + template).encode().split(b"%"), list(columns), b"null", out)
 
 
 def _named(what: str, process: int, thread: int, name: str) -> str:
     return f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{{"name":{json.dumps(name)}}}}}'
 
 
-def _slices(passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+def _slices(out: Writer, passes: dict[str, NDArray[Any]]) -> None:
     for part in parts(len(passes["worker"])):
         c = {name: np.rint(passes[name][part]).astype(np.int64) for name in (
             "worker", "passes", "running", "waiting", "prefills", "batch_tokens", "prompt_tokens", "output_tokens",
             "used", "cached", "admitted", "completed", "preemptions")}
         start, end = passes["start_ms"][part], passes["end_ms"][part]
-        yield from _rows(
-            '{"ph":"X","name":"%%","cat":"pass","pid":%,"tid":1,"ts":%,"dur":%,"args":{"passes":%,"requests":%,'
+        _rows(
+            out, '{"ph":"X","name":"%%","cat":"pass","pid":%,"tid":1,"ts":%,"dur":%,"args":{"passes":%,"requests":%,'
             '"prefills":%,"waiting":%,"batch_tokens":%,"prompt_tokens":%,"output_tokens":%,"kv_used_blocks":%,'
             '"kv_cached_blocks":%,"admitted":%,"completed":%,"preempted":%}}',
             encoded(c["passes"].tolist(), _repeated),
@@ -123,7 +118,7 @@ def _composition(batch: int) -> bytes:
     return b"prefill %d" % prefills
 
 
-def _counters(timeline: Timeline) -> Iterator[bytes]:
+def _counters(out: Writer, timeline: Timeline) -> None:
     """Queue and KV blocks of each worker over the whole run, whatever the pass log left out."""
     bins = len(timeline.start_ms)
     step = -(-bins * len(timeline.workers) // MAX_COUNTERS)
@@ -137,23 +132,24 @@ def _counters(timeline: Timeline) -> Iterator[bytes]:
         return out
 
     if timeline.router_queue.any():
-        yield from _rows(
-            f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
+        _rows(
+            out, f'{{"ph":"C","pid":{ARRIVALS},"ts":%,"name":"kept back by the router","args":{{"requests":%}}}}',
             at, means(timeline.router_queue))
     tiers = [(ARRIVALS, name, values) for name, values in timeline.shared.items()]
     if timeline.series["kv_host_blocks"].any():
         tiers += [(w + 2, "kv_host_blocks", values) for w, values in enumerate(timeline.series["kv_host_blocks"])]
     for pid, name, blocks in tiers:
-        yield from _rows(f'{{"ph":"C","pid":{pid},"ts":%,"name":"{name}","args":{{"blocks":%}}}}', at, means(blocks))
+        _rows(out, f'{{"ph":"C","pid":{pid},"ts":%,"name":"{name}","args":{{"blocks":%}}}}', at, means(blocks))
     running, waiting, used, cached = (means(timeline.series[name]) for name in (
         "running", "waiting", "kv_used_blocks", "kv_cached_blocks"))
     for w in range(len(timeline.workers)):
         head = f'{{"ph":"C","pid":{w + 2},"ts":%,"name":'
-        yield from _rows(head + '"requests","args":{"running":%,"waiting":%}}', at, running[w], waiting[w])
-        yield from _rows(head + '"KV blocks","args":{"used":%,"cached":%}}', at, used[w], cached[w])
+        _rows(out, head + '"requests","args":{"running":%,"waiting":%}}', at, running[w], waiting[w])
+        _rows(out, head + '"KV blocks","args":{"used":%,"cached":%}}', at, used[w], cached[w])
 
 
-def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+def _flows(out: Writer, columns: dict[str, NDArray[Any]], timeline: Timeline,
+           passes: dict[str, NDArray[Any]]) -> None:
     """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
     log = _Log(passes, len(timeline.workers))
     found = sum(len(_points(columns, part, timeline, log)[0]) for part in parts(len(columns["row"])))
@@ -168,21 +164,21 @@ def _flows(columns: dict[str, NDArray[Any]], timeline: Timeline, passes: dict[st
         row, first_worker, last_worker, admit, first, last = (values[chosen] for values in (rows, *points))
         arrival = _us(columns["arrival_time_ms"][row])
         named = [str(number) if ids is None or ids[number] is None else ids[number] for number in row.tolist()]
-        yield from _rows(
-            f'{{"ph":"X","name":%,"cat":"request","pid":{ARRIVALS},"tid":1,"ts":%,"dur":0,"args":'
+        _rows(
+            out, f'{{"ph":"X","name":%,"cat":"request","pid":{ARRIVALS},"tid":1,"ts":%,"dur":0,"args":'
             '{"input_length":%,"output_tokens":%,"reused_input_tokens":%,"ttft_ms":%,"e2e_latency_ms":%,'
             '"terminal_status":%}}', [json_text(f"request {name}") for name in named], arrival,
             *(columns[key][row] for key in ("input_length", "output_tokens", "reused_input_tokens", "ttft_ms",
                                             "e2e_latency_ms")),
             encoded(columns["terminal_status"][row].tolist(), json_text))
         event = '"cat":"request","name":"request","id":%,"pid":%,"tid":1,"ts":%}'
-        yield from _rows('{"ph":"s",' + event, row, np.full(len(row), ARRIVALS), arrival)
+        _rows(out, '{"ph":"s",' + event, row, np.full(len(row), ARRIVALS), arrival)
         # The pass of the first token may be that of the admission, and the last one that of the first token.
         later, longer = first != admit, last != first
         for before, kind, which, worker, place in (
                 ("", "t", later | longer, first_worker, admit), ("", "t", later & longer, last_worker, first),
                 ('"bp":"e",', "f", slice(None), np.where(later | longer, last_worker, first_worker), last)):
-            yield from _rows(f'{{"ph":"{kind}",{before}{event}', row[which], worker[which] + 2, middle[place[which]])
+            _rows(out, f'{{"ph":"{kind}",{before}{event}', row[which], worker[which] + 2, middle[place[which]])
 
 
 def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,

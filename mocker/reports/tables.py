@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrow_arrays import arrow_array
-from ..report import compressed, write_atomically
-from ..text import csv_lines, csv_text
+from ..report import write_atomically
+from ..text import csv_lines, csv_text, open_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLE_SUFFIXES", "write_csv", "write_timeseries"]
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet")
-_CHUNK_ROWS = 2048
+_CHUNK_ROWS = 1 << 14
 
 
 def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
@@ -81,9 +81,9 @@ def write_csv(path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]],
         Columns of integers in which -1 is, too.
     """
     total = len(next(iter(columns.values()), ()))
-    with write_atomically(path) as raw, compressed(raw, path, 1) as file:
-        file.write(b",".join(csv_text(name) for name in columns) + b"\n")
+    with open_text(path, 1) as out:
+        out.write(b",".join(csv_text(name) for name in columns) + b"\n")
         for start in range(0, total, _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
-            file.write(csv_lines({name: column[part] for name, column in columns.items()}, optional))
+            csv_lines({name: column[part] for name, column in columns.items()}, optional, out)
     return Path(path)
