@@ -29,7 +29,8 @@ CASES = {
         "prefill": POOL | {"worker_type": "prefill", "kv_bytes_per_token": 131072}, "workers": (4, 4),
         "decode": POOL | {"worker_type": "decode"}, "router_mode": "kv_router"},
     "600 conversations whose prompts grow, 4 workers": {
-        "engine": POOL, "workers": 4, "trace_format": "mooncake-delta"},
+        "engine": POOL, "workers": 4, "trace_format": "mooncake-delta", "workload": "conversations"},
+    "3000 requests whose answers the trace gives, 4 workers": {"engine": POOL, "workers": 4, "workload": "answers"},
 }
 
 
@@ -63,6 +64,23 @@ def conversations(trace: str) -> str:
     return str(target)
 
 
+def answers(trace: str) -> str:
+    """Single requests of up to 11 ids with the tokens of their answers, as a file beside `trace`."""
+    target = Path(trace).with_name("answers.jsonl")
+    if target.exists():
+        return str(target)
+    rng, rows = random.Random(2), []
+    for i in range(3000):
+        ids, made = [rng.randrange(3)] + [rng.randrange(5000) for _ in range(rng.randrange(11))], rng.randrange(20, 400)
+        rows.append({"timestamp": i * 120.0, "input_length": len(ids) * 512 - rng.randrange(400), "hash_ids": ids,
+                     "output_length": made, "output_token_ids": [rng.randrange(32000) for _ in range(made)]})
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(target)
+
+
+WORKLOADS = {"conversations": conversations, "answers": answers}
+
+
 def tolerance(case: dict) -> float:
     """How far the simulated time of two runs may differ: the KV router breaks ties at random."""
     return 1e-3 if "router_mode" in case else 1e-9
@@ -85,8 +103,8 @@ def run_ours(case: dict, trace: str, fast: bool = True) -> dict:
     from mocker.replay import run_synthetic_trace_replay, run_trace_replay
 
     options = _options(case, MockEngineArgs)
-    if "trace_format" in case:
-        trace = conversations(trace)
+    if "workload" in case:
+        trace = WORKLOADS[case["workload"]](trace)
     if not fast:
         workload = SyntheticSpec(*case["synthetic"]) if "synthetic" in case else trace
         return simulate(workload, fast_forward=False, **options).report
@@ -102,8 +120,8 @@ def run_reference(case: dict, trace: str) -> dict:
     options = _options(case, MockEngineArgs)
     if "synthetic" in case:
         return run_mocker_synthetic_trace_replay(*case["synthetic"], **options)
-    if "trace_format" in case:
-        trace = conversations(trace)
+    if "workload" in case:
+        trace = WORKLOADS[case["workload"]](trace)
     return run_mocker_trace_replay([trace], **options)
 
 

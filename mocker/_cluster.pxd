@@ -20,7 +20,7 @@ cdef class Cluster(Lanes):
     cdef int64_t[::1] ends_due           # [n] ends that a row still waits for
     cdef const int32_t[::1] rank         # [n] who goes first at the same time
     cdef const double[::1] delay         # [n] from the last of these ends until a row is ready, ms
-    cdef double lag                      # least of these times, ms; infinity: nobody waits
+    cdef readonly double lag             # least of these times, ms; infinity: nobody waits
     cdef int64_t rows_left               # not ended
     cdef Heap cancels                    # (when its client gives up, rank, row)
     cdef const double[::1] patience      # [n] ms from the arrival, NaN: never

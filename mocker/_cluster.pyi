@@ -23,6 +23,7 @@ class Cluster:
     clamped: int
     finished: bool
     stalled: bool
+    lag: float
     ended: int
     router: RouterCore | None
     departed: dict[str, int]

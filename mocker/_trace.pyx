@@ -14,6 +14,8 @@ from libc.string cimport memchr, memcmp
 
 import numpy as np
 
+from mocker._digits cimport short_integer
+
 cdef extern from "Python.h":
     double PyOS_string_to_double(const char *text, char **end, void *overflow) except? -1.0
 
@@ -221,18 +223,24 @@ cdef inline const uint8_t *_skip(const uint8_t *p) noexcept nogil:
 
 
 cdef inline const uint8_t *_integers(const uint8_t *p, uint64_t limit, uint64_t *to, int64_t *count, int64_t room,
-                                     bint *full) noexcept nogil:
+                                     const uint8_t *end, bint *full) noexcept nogil:
     """Append the list at `p`, of integers up to `limit`, at index `count[0]`; the byte after it, or NULL.
 
-    NULL with `full` set means that the list would not fit.
+    NULL with `full` set means that the list would not fit. Tokens have now this many digits, now that; ids, which are
+    counted up, as many as the one before: their loop is guessed right. `end`: one past the buffer; NULL for ids.
     """
+    cdef int digits
     cdef int64_t n = count[0]
     cdef uint64_t value = 0
     if p[0] != c'[':
         return NULL
     p = _blank(p + 1)
     while True:
-        p = _integer(p, 19, &value)
+        digits = short_integer(p, &value) if end != NULL and end - p >= 8 else 0
+        if digits > 0 and (digits == 1 or p[0] != c'0'):
+            p += digits
+        else:
+            p = _integer(p, 19, &value)
         if p == NULL or value > limit:
             return NULL     # also the empty list, which is an error or rare
         if n == room:
@@ -284,7 +292,7 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         p = _blank(p + 1)
         q = p
         if key == HASH_IDS:
-            p = _integers(p, UINT64_MAX, s.hash_ids, &ids, s.ids_room, &full)
+            p = _integers(p, UINT64_MAX, s.hash_ids, &ids, s.ids_room, NULL, &full)
             if full:
                 return FULL_IDS
         elif key == INPUT_LENGTH:
@@ -304,7 +312,7 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         elif key == UNKNOWN:
             p = _skip(p)
         elif key == OUTPUT_TOKEN_IDS:
-            p = _integers(p, UINT32_MAX, s.token_ids, &tokens, s.tokens_room, &full)
+            p = _integers(p, UINT32_MAX, s.token_ids, &tokens, s.tokens_room, s.end, &full)
             if full:
                 return FULL_TOKENS
         elif key == PRIORITY:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._answers import answers_apart
 from ._paths import PathTable
 from .conversations import Conversations
 from .trace import Trace
@@ -119,7 +120,8 @@ class Workload:
     wait for each other anyway; it is ready `delay` ms after the last of them has ended.
     `cancel_after`: when clients give up, ms from the arrival; NaN: never.
     `growing`: the prompts become known one by one while the replay runs.
-    `planned`: some outputs are given, so that generated blocks have contents that others may share.
+    `planned`: some outputs are given, so that generated blocks have contents that others may share; `apart` says
+    whether none does, for an engine's block size.
     """
 
     arrival: NDArray[np.float64]
@@ -128,6 +130,7 @@ class Workload:
     make_paths: Callable[[int], PathTable]
     tokens: TokenSource | None = None
     planned: bool = False
+    apart: Callable[[int], bool] | None = None
     session: NDArray[np.int32] | None = None
     turn: NDArray[np.int32] | None = None
     delay: NDArray[np.float64] | None = None
@@ -176,6 +179,7 @@ class _Known:
 
     paths: dict[int, PathTable] = field(default_factory=dict)          # by block size
     ready: dict[float, Trace] = field(default_factory=dict)            # shifted, sped up and checked, by speed-up
+    apart: dict[int, bool] = field(default_factory=dict)               # by block size
 
 
 _known: dict[int, _Known] = {}         # by id of the trace
@@ -202,6 +206,16 @@ def trace_paths(trace: Trace, block_size: int, growing: Conversations | None = N
         with _known_lock:
             table = paths.setdefault(block_size, table)
     return table
+
+
+def trace_answers_apart(trace: Trace, block_size: int) -> bool:
+    """Whether no prompt or answer of a trace repeats what another request generates; kept as long as the trace is."""
+    known = _known_of(trace).apart
+    if block_size not in known:
+        offsets, tokens = trace.output_token_offsets, trace.output_token_ids
+        known[block_size] = offsets is None or tokens is None or answers_apart(
+            trace.input_length, trace.hash_offsets, trace.hash_ids, trace.block_size, offsets, tokens, block_size)
+    return known[block_size]
 
 
 def _ready_trace(trace: Trace, speedup: float) -> Trace:
@@ -251,7 +265,8 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
     return Workload(
         arrival=trace.arrival_ms, prompt=trace.input_length if growing is None else growing.prompt,
         limit=trace.output_length, make_paths=lambda block_size: trace_paths(given, block_size, growing),
-        tokens=tokens if growing is None else growing, planned=trace.output_token_ids is not None, growing=growing,
+        tokens=tokens if growing is None else growing, planned=trace.output_token_ids is not None,
+        apart=lambda block_size: trace_answers_apart(given, block_size), growing=growing,
         session=None if single else trace.session, turn=None if single else trace.turn,
         delay=None if single and trace.wait_rows is None else trace.delay_ms, wait_offsets=trace.wait_offsets,
         wait_rows=trace.wait_rows, trace=trace, cancel_after=trace.cancel_after_ms)

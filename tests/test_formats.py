@@ -253,8 +253,9 @@ def test_only_empty_plans_are_no_plans(tmp_path):
 def test_plans_of_both_readers_in_order(tmp_path):
     rng = random.Random(2)
     rows, plans = [], []
-    for i in range(400):
-        plan = [rng.randrange(2**32) for _ in range(rng.randrange(60))]
+    for i in range(400):                # of every number of digits
+        plan = [rng.choice([rng.randrange(10**rng.randrange(1, 10)), rng.randrange(2**32), 10**rng.randrange(10) - 1])
+                for _ in range(rng.randrange(60))]
         rows.append({"output_length": len(plan), "hash_ids": [i]})
         if i % 3:
             rows[-1]["output_token_ids"] = plan
@@ -392,6 +393,9 @@ BAD_ROWS = {
     "plan too long": (row(output_token_ids=[1, 2, 3]), "output_token_ids", "holds 3 tokens"),
     "empty plan": (row(output_token_ids=[]), "output_token_ids", "holds 0 tokens"),
     "token too large": (row(output_token_ids=[1, 2**32]), "output_token_ids", "element 1", str(2**32)),
+    "token with a leading zero": (GOOD[:-1] + ', "output_token_ids": [1, 07]}', "row", "is not JSON"),
+    "token with a fraction": (row(output_token_ids=[1, 1.5]), "output_token_ids", "element 1"),
+    "token with no comma": (GOOD[:-1] + ', "output_token_ids": [1 2222222]}', "row", "is not JSON"),
     "token negative": (row(output_token_ids=[-1, 0]), "output_token_ids", "element 0"),
     "plan no list": (row(output_token_ids="ab"), "output_token_ids", "must be a list"),
     "no JSON": ("hello", "row", "is not JSON"),

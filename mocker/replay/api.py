@@ -109,7 +109,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     anew = (planning is None and watch is None and stream is None and isinstance(routing.mode, str)
             and engine_hooks(pools.args) == (None,) * 3)
     cluster, coupled = set_up(workload, pools, cap_ms, routing, fast, recording, planning, concurrency is not None,
-                              compat, anew)
+                              compat, anew, True)
     if exact_gaps is not None:
         cluster.collector.keep_gaps(exact_gaps)
     run = Run(cluster, workload, pools, 0.0, planning)
@@ -133,7 +133,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
                   look, None if drain is None else look)
     else:
         set_links(cluster, workload, concurrency)
-        if exact_gaps is None and free_rows(workload, pools, concurrency, planning):
+        if exact_gaps is None and free_rows(cluster, pools, concurrency, planning):
             cluster.split_gaps()             # workers may run ahead of each other
         while not cluster.run_coupled(passes):
             look()
@@ -169,13 +169,17 @@ def _settled(cluster: Cluster) -> NDArray[np.bool_]:
 
 def set_up(workload: Workload, pools: Pools, cap_ms: float | None, routing: Routing, fast: FastPaths,
            recording: Recording | None, planning: Planning | None, closed: bool,
-           compat: str | None, anew: bool = False) -> tuple[Cluster, bool]:
-    """The cluster of a replay that has not begun, as `make_cluster`; `anew`: it may begin again with tokens."""
+           compat: str | None, anew: bool = False, complete: bool = False) -> tuple[Cluster, bool]:
+    """The cluster of a replay that has not begun, as `make_cluster`.
+
+    `anew`: it may begin again with tokens. `complete`: the workload's requests are all that will come.
+    """
     cached = pools.args.enable_prefix_caching or pools.args.engine_type == "sglang"    # whose tree is always on
     split = pools.prefill_args is not None      # its prefill workers make planned answers to their ends
     growing = workload.growing is not None and (
         not anew or split or workload.cancel_after is not None or not workload.growing.unique)
-    real = growing or (cached and not fast.extents) or (workload.planned and (cached or split))
+    apart = complete and not split and workload.apart is not None and workload.apart(pools.args.block_size)
+    real = growing or (cached and not fast.extents) or (workload.planned and (cached or split) and not apart)
     if real and workload.tokens is None:
         raise ValueError("this workload has no tokens to replay with")
     cluster, coupled = make_cluster(pools, workload, routing, cap_ms=cap_ms, real_tokens=real, fast=fast,
@@ -191,10 +195,10 @@ def set_links(cluster: Cluster, workload: Workload, concurrency: int | None) -> 
     cluster.set_links(*workload.links(), workload.delays(), concurrency or 0)
 
 
-def free_rows(workload: Workload, pools: Pools, concurrency: int | None, planning: Planning | None) -> bool:
+def free_rows(cluster: Cluster, pools: Pools, concurrency: int | None, planning: Planning | None) -> bool:
     """Whether workers may run ahead of each other, so that each needs a gap log of its own."""
-    return (concurrency is None and workload.session is None and workload.wait_rows is None and planning is None
-            and pools.prefill_args is None and pools.workers > 1)
+    return (concurrency is None and cluster.lag > 0.0 and planning is None and pools.prefill_args is None
+            and pools.workers > 1)
 
 
 def run_report(run: Run, sla: Sla, compat: str | None, stream: RowStream | None = None) -> Report:

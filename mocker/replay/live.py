@@ -116,7 +116,7 @@ class RunningSimulation:
                                a["recording"], self._planning, self._concurrency is not None, a["compat"])[0]
         set_links(self._cluster, self._workload, self._concurrency)
         _live.keep_whole(self._cluster)
-        if free_rows(self._workload, self._pools, self._concurrency, self._planning):
+        if free_rows(self._cluster, self._pools, self._concurrency, self._planning):
             self._cluster.split_gaps()
         self._begin(uuid.uuid4().hex)
 
