@@ -65,7 +65,7 @@ def test_an_executor_is_a_backend(expected):
 
 def test_dask(expected):
     distributed = pytest.importorskip("distributed", reason="Dask is an optional extra")
-    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+    with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
         assert mocker.sweep(SPEC, GRID, backend=client).rows() == expected.rows()
 
 

@@ -138,7 +138,7 @@ class _OnDask:
         distributed = import_extra("distributed", "dask", "the dask backend")
         self._own = client is None
         self._client = client if client is not None else distributed.Client(
-            n_workers=workers or cpu_count(), threads_per_worker=1, dashboard_address=None, set_as_default=False)
+            n_workers=workers or cpu_count(), threads_per_worker=1, dashboard_address=":0", set_as_default=False)
         self.room = 2 * max(sum(self._client.nthreads().values()), 1)
         self._bound = self._client.scatter(bound, broadcast=True, hash=False)
         self._pending: dict[Any, int] = {}
