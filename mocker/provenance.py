@@ -1,6 +1,7 @@
 """Where a result comes from: versions, digests of the trace and of the arguments, and how to make it again."""
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -26,9 +27,14 @@ _LEFT_OUT = frozenset({"progress", "recording", "fast_forward"})
 
 def arguments_of(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call that differ from the defaults, without those that do not change results."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    defaults = _defaults(function)
     return {name: value for name, value in call.items()
             if name in defaults and not name.startswith("_") and name not in _LEFT_OUT and value != defaults[name]}
+
+
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
 def provenance(simulation: Simulation, command: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import mocker
 from mocker.cli import main
 from mocker.provenance import provenance
 from mocker.reports import html as page
-from mocker.reports import parts
+from mocker.reports import library, parts
 from mocker.reports import run as run_module
 from mocker.reports.compare import compare_reports, format_differences
 from mocker.reports.definitions import DISTRIBUTIONS, OFFLOAD, OUTCOMES, TIERS, TIME_PER_TOKEN, TOTALS, describe
@@ -127,8 +127,20 @@ def test_runs_side_by_side(run, pools, tmp_path):
     assert _unpack(runs[1]["series"]["total"]["output_tok_s"]).max() > 0
 
 
+@pytest.fixture
+def packing(tmp_path, monkeypatch):
+    """A cache folder for the packed library."""
+    monkeypatch.setenv("MOCKER_PAGE_CACHE", str(tmp_path / "cache"))
+    library.packed.cache_clear()
+    yield tmp_path / "cache"
+    library.packed.cache_clear()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page with")
-def test_page_in_a_browser(run, pools, tmp_path):
+@pytest.mark.parametrize("packs", [True, False])
+def test_page_in_a_browser(run, pools, tmp_path, packing, monkeypatch, packs):
+    if not packs:
+        monkeypatch.setenv("MOCKER_PAGE_CACHE", "off")
     path = page.write_html(tmp_path / "two.html", {"a": run, "b": pools})
     done = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
@@ -190,9 +202,31 @@ def test_a_run_without_recording_has_a_page_without_curves(tmp_path):
     assert "series" not in data and "itl_ms" not in data["cdf"] and data["cdf"]["ttft_ms"]["samples"] == 5
 
 
+def test_library_is_packed_once(run, tmp_path, packing, monkeypatch):
+    """The page has the package's library, packed; a damaged copy is made anew, and without a folder there is none."""
+    def carried():
+        text = run.write_html(tmp_path / "r.html").read_text()
+        found = re.search(r'<script type="text/plain" id="plotly">\s*([A-Za-z0-9+/=]+)\s*</script>', text)
+        return found and gzip.decompress(base64.b64decode(found[1]))
+
+    given = library.plotly().read_bytes()
+    assert carried() == given
+    (copy,) = packing.iterdir()
+    text, made = copy.read_bytes(), copy.stat().st_mtime_ns
+    for kept in (text, text[:1000], b"no gzip"):
+        copy.write_bytes(kept)
+        library.packed.cache_clear()
+        assert carried() == given and copy.read_bytes() == text
+    assert copy.stat().st_mtime_ns != made
+    monkeypatch.setenv("MOCKER_PAGE_CACHE", str(copy / "no folder"))
+    library.packed.cache_clear()
+    assert carried() is None and given in (tmp_path / "r.html").read_bytes()
+
+
 def test_no_plotly(run, tmp_path, monkeypatch):
-    page._plotly.cache_clear()                 # it was there for other tests
-    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    library.plotly.cache_clear()               # it was there for other tests
+    library.packed.cache_clear()
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"mocker-llm\[html\]"):
         run.write_html(tmp_path / "r.html")
     assert not list(tmp_path.iterdir())

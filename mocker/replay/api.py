@@ -256,9 +256,11 @@ def _stuck(run: Run, row: int, worker: int, status: int, known: int, computed: i
 
 
 def run_columns(run: Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Per-request columns of some requests."""
-    c, w = run.admissions(rows), run.workload
-    arrival, first, last = run.cluster.arrival_of[rows], c["first_token_ms"], c["last_token_ms"]
+    """Per-request columns of some requests, in arrays of their own."""
+    n = len(run.cluster.arrival_of)
+    some: Any = slice(None) if len(rows) == n and np.array_equal(rows, np.arange(n)) else rows     # views, copied below
+    c, w = run.admissions(some), run.workload
+    arrival, first, last = run.cluster.arrival_of[some], c["first_token_ms"], c["last_token_ms"]
     tokens = c["output_tokens"]
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_gap = np.where(tokens > 1, np.maximum(last - first, 0.0) / (tokens - 1), np.nan)
@@ -274,15 +276,15 @@ def run_columns(run: Run, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     out.update(
         arrival_time_ms=arrival, first_admit_ms=c["first_admit_ms"], first_token_ms=first, last_token_ms=last,
         ttft_ms=np.maximum(first - arrival, 0.0), ttst_ms=c["ttst_ms"],
-        e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[rows],
-        output_length=w.limit[rows], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"],
-        prefill_worker_idx=none, decode_worker_idx=none if run.alone else _served_by(run, rows))
+        e2e_latency_ms=np.maximum(last - arrival, 0.0), itl_ms=mean_gap, input_length=w.prompt[some],
+        output_length=w.limit[some], output_tokens=tokens, reused_input_tokens=c["reused_input_tokens"],
+        prefill_worker_idx=none, decode_worker_idx=none if run.alone else _served_by(run, some))
     if isinstance(run.cluster, DisaggCluster):
         out.update(_handoff_columns(run.cluster, rows))
     if run.cluster.offload is not None:
         out.update(offload_columns(run.cluster.offload, run.pools.args.block_size, rows))
     out["terminal_status"] = np.array(TERMINAL_NAMES, object)[c["terminal"]]
-    return out
+    return {name: column if column.base is None else column.copy() for name, column in out.items()}
 
 
 def _served_by(run: Run, rows: Any) -> NDArray[np.int32]:

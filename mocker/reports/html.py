@@ -1,12 +1,11 @@
 """The HTML report: one file without network access, of one run or of several side by side.
 
 Tables are written here; charts are drawn by plotly.js, which the page carries, from the data that it carries too
-(`page.js`). The library is copied from the plotly package without importing that.
+(`page.js`).
 """
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..report import write_atomically
 from .compare import compare_reports
 from .definitions import DISTRIBUTIONS, OFFLOAD, OUTCOMES, STATISTICS, TIERS, TIME_PER_TOKEN, TOTALS
+from .library import packed, plotly
 from .run import RunData, run_data
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["write_html", "write_page"]
 
 _HERE = Path(__file__).parent
 _TITLE = "mocker report"
+_PAGE = 4096
 _STALLED_SHOWN = 100
 _EVENTS_SHOWN = 100
 
@@ -62,7 +63,7 @@ def write_html(path: str | os.PathLike[str], simulations: Mapping[str, Simulatio
 
 def write_page(path: str | os.PathLike[str], runs: Sequence[RunData]) -> Path:
     """Write the report of runs that are already gathered (see `run_data` and `read_run`)."""
-    library = _plotly()
+    library = packed()
     names = ", ".join(run["name"] for run in runs)
     data = json.dumps(runs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     head = (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -71,24 +72,20 @@ def write_page(path: str | os.PathLike[str], runs: Sequence[RunData]) -> Path:
     tail = (f'<script type="application/json" id="mocker-runs">{data}</script>\n<script>\n{_text("page.js")}</script>\n'
             "</body>\n</html>\n")
     with write_atomically(path) as file:
-        file.write((head + "".join(_body(runs)) + "<script>\n").encode())
-        with library.open("rb") as source:
-            shutil.copyfileobj(source, file, 1 << 18)          # a buffer that stays in the processor's cache
+        text = (head + "".join(_body(runs))).encode()
+        if library is not None:
+            text += b'<script type="text/plain" id="plotly">\n'
+            file.write(text + b"\n" * (-len(text) % _PAGE))    # whole pages of a file are copied faster
+            file.write(library)
+        else:
+            file.write(text + b"<script>\n")
+            with plotly().open("rb") as source:
+                shutil.copyfileobj(source, file, 1 << 18)      # a buffer that stays in the processor's cache
         file.write(b"\n</script>\n" + tail.encode())
     return Path(path)
 
 
 @functools.cache
-def _plotly() -> Path:
-    spec = importlib.util.find_spec("plotly")
-    if spec is not None and spec.submodule_search_locations:
-        for folder in spec.submodule_search_locations:
-            library = Path(folder) / "package_data" / "plotly.min.js"
-            if library.is_file():
-                return library
-    raise ImportError("the HTML report needs plotly, which is not installed: pip install 'mocker-llm[html]'")
-
-
 def _text(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 

@@ -112,7 +112,12 @@ def _attainment(columns: Mapping[str, NDArray[Any]], sla: Mapping[str, float | N
 
 def _packed(values: FloatArray) -> dict[str, str]:
     """A column as plotly.js reads it."""
-    return {"dtype": "f4", "bdata": binascii.b2a_base64(values.astype("<f4").tobytes(), newline=False).decode("ascii")}
+    return {"dtype": "f4", "bdata": binascii.b2a_base64(values.astype("<f4").data, newline=False).decode("ascii")}
+
+
+def _packed_rows(values: FloatArray) -> list[dict[str, str]]:
+    return [{"dtype": "f4", "bdata": binascii.b2a_base64(row, newline=False).decode("ascii")}
+            for row in np.ascontiguousarray(values, "<f4")]
 
 
 def _cdfs(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -179,7 +184,7 @@ def _series(timeline: Timeline) -> dict[str, Any]:
     seconds = (timeline.start_ms[edges] + length / 2.0) / 1000.0
     return {"workers": timeline.workers, "capacity_blocks": timeline.capacity.tolist(),
             "interval_s": timeline.interval_ms * factor / 1000.0, "t": _packed(seconds),
-            "of_workers": {name: [_packed(row) for row in values] for name, values in out.items()},
+            "of_workers": {name: _packed_rows(values) for name, values in out.items()},
             "total": {name: _packed(values) for name, values in total.items()}}
 
 
