@@ -52,7 +52,8 @@ cdef inline void gaps_add(Gaps* g, double value, int64_t weight) noexcept nogil:
 cdef class Collector:
     cdef Rows rows
     cdef Gaps gaps
-    cdef readonly object columns   # dict of the NumPy arrays behind `rows`
+    cdef bytearray memory          # behind `rows`, unless these are other columns
+    cdef dict known                # `columns`; None: nobody has asked for them
     cdef readonly int64_t n        # rows
 
     cdef int point(self, dict columns, int64_t n) except -1

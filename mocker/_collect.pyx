@@ -4,10 +4,11 @@
 Answers to `replay/collector.rs`. All requests that make a token in two consecutive passes of a worker share one
 gap, so the log grows with the passes that differ, not with the tokens; percentiles of it are exact.
 """
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.math cimport NAN, fma
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from fractions import Fraction
 
@@ -21,6 +22,7 @@ from mocker._select cimport bits_of
 
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time
+    ROW = 7 * 8 + 1                # bytes of a request
     LONG = 65536                   # entries of a log that has turned out to be long
     RESERVE = 4500000              # then it has room for so many: memory only once they are used, and never copied
 
@@ -106,31 +108,39 @@ cdef tuple log_statistics(Gaps* g):
 
 
 cdef class Collector:
-    """Columns for `n` requests and their gap log; the columns are NumPy arrays in `columns`.
+    """Columns for `n` requests and their gap log.
 
     With `blank` False what is in the columns is undefined: they are about to be written.
     """
 
     def __cinit__(self, int64_t n, bint blank=True):
         cdef int64_t i
-        cdef double[:, ::1] times = np.empty((4, n))
-        cdef int64_t[:, ::1] counts = np.zeros((3, n), np.int64) if blank else np.empty((3, n), np.int64)
-        cdef int8_t[::1] ends = np.zeros(n, np.int8)
-        cdef double* time
-        columns = dict(zip(TIMES, times.base))
-        columns.update(zip(COUNTS, counts.base))
-        columns["terminal"] = ends.base
-        self.columns, self.n = columns, n
-        if n == 0:
-            return
-        time = &times[0, 0]
-        self.rows.first_admit, self.rows.first_token = time, time + n
-        self.rows.second_gap, self.rows.last_token = time + 2 * n, time + 3 * n
-        self.rows.tokens = &counts[0, 0]
+        cdef double* times
+        self.n = n
+        self.memory = PyByteArray_FromStringAndSize(NULL, n * ROW + 8)
+        times = <double*>PyByteArray_AS_STRING(self.memory)
+        self.rows.first_admit, self.rows.first_token = times, times + n
+        self.rows.second_gap, self.rows.last_token = times + 2 * n, times + 3 * n
+        self.rows.tokens = <int64_t*>(times + 4 * n)
         self.rows.reused, self.rows.first_reused = self.rows.tokens + n, self.rows.tokens + 2 * n
-        self.rows.terminal = &ends[0]
+        self.rows.terminal = <int8_t*>(self.rows.tokens + 3 * n)
         for i in range(4 * n if blank else 0):
-            time[i] = NAN
+            times[i] = NAN
+        if blank:
+            memset(self.rows.tokens, 0, 3 * n * sizeof(int64_t))
+        memset(self.rows.terminal, 0, n)
+
+    @property
+    def columns(self):
+        """Dict of the columns as NumPy arrays, which show what is written."""
+        cdef int64_t n = self.n, at = 0
+        if self.known is None:
+            self.known = {}
+            for names, kind in ((TIMES, np.float64), (COUNTS, np.int64), (("terminal",), np.int8)):
+                for name in names:
+                    self.known[name] = np.frombuffer(self.memory, kind, n, at)
+                    at += self.known[name].nbytes
+        return self.known
 
     cdef int point(self, dict columns, int64_t n) except -1:
         """Write to these columns of `n` rows from now on."""
@@ -154,7 +164,7 @@ cdef class Collector:
             self.rows.first_reused = &counts[0]
             ends = columns["terminal"]
             self.rows.terminal = &ends[0]
-        self.columns, self.n = columns, n
+        self.known, self.n, self.memory = columns, n, None
         return 0
 
     def __dealloc__(self):

@@ -152,6 +152,40 @@ cdef double select_weighted(const double* v, const int64_t* w, int64_t n, int64_
     return handful_weighted(v, w, n, rank)
 
 
+cdef double select_narrowed(double* v, int64_t n, int64_t rank) noexcept nogil:
+    """The same of n samples >= 0 without weights, which are used up."""
+    cdef int32_t[SUB_BINS] held
+    cdef int64_t i, used
+    cdef uint64_t b, base, span
+    cdef double low, high
+    cdef int shift
+    while n > HANDFUL:
+        low = high = v[0]
+        for i in range(1, n):
+            low = v[i] if v[i] < low else low
+            high = v[i] if v[i] > high else high
+        if low == high:
+            return low
+        base = bits_of(low)
+        span = bits_of(high) - base
+        shift = 0
+        while span >> shift >= SUB_BINS:
+            shift += 1
+        memset(held, 0, sizeof(held))
+        for i in range(n):
+            held[(bits_of(v[i]) - base) >> shift] += 1
+        b = 0
+        while rank >= held[b]:
+            rank -= held[b]
+            b += 1
+        used = 0
+        for i in range(n):
+            v[used] = v[i]
+            used += (bits_of(v[i]) - base) >> shift == b
+        n = used
+    return handful(v, n, rank)
+
+
 cdef void select_ranks(double* v, int64_t n, double low, double high, const int64_t* ranks, int count, double* at,
                        double* spare) noexcept nogil:
     """Values at `count` rising ranks of n samples from `low` to `high`, into `at`.
@@ -188,8 +222,7 @@ cdef void select_ranks(double* v, int64_t n, double low, double high, const int6
             spare[used] = v[sample]
             sample = before[sample]
             used += 1
-        at[k] = (handful(spare, used, ranks[k] - below) if used <= 2 * HANDFUL
-                 else select(spare, 0, used, ranks[k] - below))
+        at[k] = select_narrowed(spare, used, ranks[k] - below)
 
 
 cdef bint select_log(const double* v, const int64_t* w, int64_t n, double low, double high, const int64_t* ranks,

@@ -77,7 +77,7 @@ _RULED = frozenset((                   # fields with rules beyond that of the po
     "aic_nextn_accept_rates", *SCHEDULER_FIELDS, *SCORES))
 
 
-class MockEngineArgs(Record):
+class MockEngineArgs(Record, quick=True):
     """The settings of one simulated engine.
 
     Every parameter is also an attribute; those with a setter say so. Values are checked and completed on the way in:

@@ -18,7 +18,8 @@ import os
 import re
 import uuid as uuid_module
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
@@ -373,7 +374,8 @@ class Record:
     _fields: ClassVar[Mapping[str, Field[Any]]] = {}
     _defaults: ClassVar[dict[str, Any]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, quick: bool = False) -> None:
+        """`quick`: the constructor does nothing but `_init`, and may be gone round."""
         super().__init_subclass__()
         fields: dict[str, Field[Any]] = {}
         for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
@@ -382,6 +384,8 @@ class Record:
             fields[name] = field
         cls._fields = MappingProxyType(fields)
         cls._defaults = {n: f.default for n, f in fields.items() if f.default is not inspect.Parameter.empty}
+        if quick:
+            cls.__init__ = _by_name(cls.__init__, cls._defaults)  # type: ignore[method-assign]
 
     def _init(self, values: dict[str, Any]) -> None:
         """Fill a new object from its constructor's ``locals()``."""
@@ -422,8 +426,12 @@ class Record:
     @classmethod
     def _validate(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Check and normalise values in place; raises ``BadValue`` with every problem."""
+        return cls._complete(values, given(values, cls._defaults))
+
+    @classmethod
+    def _complete(cls, values: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """The same where only the values of `names` may differ from the defaults."""
         problems: list[tuple[str, str]] = []
-        names = given(values, cls._defaults)
         for name in names:
             field, value = cls._fields[name], values[name]
             if value is None:
@@ -513,6 +521,22 @@ class Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(self._values[name] for name in self._fields)
+
+
+def _by_name(init: Callable[..., None], defaults: dict[str, Any]) -> Callable[..., None]:
+    """A constructor that looks only at what is given, by name; `init` has the rest. Every field has a default."""
+
+    @wraps(init)
+    def quick(self: Record, *positional: Any, **values: Any) -> None:
+        if not positional and values.keys() <= defaults.keys():
+            try:
+                self._values = self._complete(defaults | values, list(values))
+                return
+            except BadValue:
+                pass                           # said again below, in the order of the fields
+        init(self, *positional, **values)
+
+    return quick
 
 
 COUNT = Int(1, U64_MAX)

@@ -177,9 +177,11 @@ def trace_tokens(trace: Trace) -> TokenSource:
 class _Known:
     """What is worked out once for a trace that lives; nothing here may hold the trace itself."""
 
+    single: bool                                                       # single requests, no sessions
     paths: dict[int, PathTable] = field(default_factory=dict)          # by block size
-    ready: dict[float, Trace] = field(default_factory=dict)            # shifted, sped up and checked, by speed-up
     apart: dict[int, bool] = field(default_factory=dict)               # by block size
+    # shifted, sped up and checked, by speed-up; None: that changes nothing
+    ready: dict[float, Trace | None] = field(default_factory=dict)
 
 
 _known: dict[int, _Known] = {}         # by id of the trace
@@ -188,10 +190,14 @@ _READY = 4                             # speed-ups that are kept
 
 
 def _known_of(trace: Trace) -> _Known:
+    known = _known.get(id(trace))
+    if known is not None:
+        return known
+    single = trace.is_single_turn
     with _known_lock:
         known = _known.get(id(trace))
         if known is None:
-            known = _known[id(trace)] = _Known()
+            known = _known[id(trace)] = _Known(single)
             weakref.finalize(trace, _known.pop, id(trace), None).atexit = False
     return known
 
@@ -218,21 +224,23 @@ def trace_answers_apart(trace: Trace, block_size: int) -> bool:
     return known[block_size]
 
 
-def _ready_trace(trace: Trace, speedup: float) -> Trace:
+def _ready_trace(trace: Trace, known: _Known, speedup: float) -> Trace:
     """A trace for an open loop: from time 0 on, sped up, checked."""
-    ready = _known_of(trace).ready
-    found = ready.get(speedup)
-    if found is not None:
-        return found
+    ready = known.ready
+    try:
+        found = ready[speedup]
+    except KeyError:
+        pass
+    else:
+        return trace if found is None else found
     made = trace.normalize_session_starts()
     if speedup != 1.0:
         made = made.speed_up_timing(speedup)
     made.validate(allow_missing_timestamps=False)
-    if made is not trace:
-        with _known_lock:
-            while len(ready) >= _READY:
-                ready.pop(next(iter(ready)), None)
-            ready[speedup] = made
+    with _known_lock:
+        while len(ready) >= _READY:
+            ready.pop(next(iter(ready)), None)
+        ready[speedup] = None if made is trace else made
     return made
 
 
@@ -252,14 +260,14 @@ def from_trace(trace: Trace, *, closed_loop: bool, speedup: float) -> Workload:
         positive number.
     """
     check_speedup(speedup)
-    given = trace
+    given, known = trace, _known_of(trace)
     if closed_loop:
         trace.validate(allow_missing_timestamps=True)
     else:
-        trace = _ready_trace(trace, speedup)
+        trace = _ready_trace(trace, known, speedup)
     if closed_loop and trace.wait_rows is not None:
         raise ValueError("requests that wait for others are replayed at their times; leave replay_concurrency out")
-    single = trace.is_single_turn
+    single = known.single
     tokens = trace_tokens(trace)
     growing = Conversations(trace, tokens) if trace.accumulate and not single else None
     return Workload(

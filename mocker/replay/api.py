@@ -6,12 +6,13 @@
 """
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,8 +107,8 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     began = time.perf_counter()
     n = len(workload)
     # Not where somebody who keeps a state of his own would be asked for the same things twice.
-    anew = (planning is None and watch is None and stream is None and isinstance(routing.mode, str)
-            and engine_hooks(pools.args) == (None,) * 3)
+    anew = (workload.growing is not None and planning is None and watch is None and stream is None
+            and isinstance(routing.mode, str) and engine_hooks(pools.args) == (None,) * 3)
     cluster, coupled = set_up(workload, pools, cap_ms, routing, fast, recording, planning, concurrency is not None,
                               compat, anew, True)
     if exact_gaps is not None:
@@ -325,12 +326,12 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
         "decode_route_overlap_tokens": details["decode_route_overlap_tokens"]}
 
 
-def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format: str, block_size: int | None,
-          on_short: str, sharing: tuple[float, int], options: Mapping[str, Any]) -> Trace:
+def _load(workload: Any, call: Mapping[str, Any]) -> Trace:
     if isinstance(workload, TraceStream):
         raise TypeError("a TraceStream is replayed by mocker.simulate; load the trace for anything else")
     if isinstance(workload, Recipe):
         workload = workload.trace()
+    block_size = call["trace_block_size"]
     if isinstance(workload, Trace):
         if block_size is not None and block_size != workload.block_size:
             raise ValueError(f"trace_block_size {block_size} does not match the trace's own {workload.block_size}")
@@ -338,9 +339,11 @@ def _load(workload: PathLike | Sequence[PathLike] | Trace | Recipe, trace_format
     files = [workload] if isinstance(workload, (str, os.PathLike)) else list(workload)
     if not files:
         raise ValueError("trace replay requires at least one trace file")
+    sharing = call["trace_shared_prefix_ratio"], call["trace_num_prefix_groups"]
     shared: dict[str, Any] = {} if sharing == (0.0, 0) else {
         "shared_prefix_ratio": sharing[0], "num_prefix_groups": sharing[1]}
-    return Trace.load(files, trace_format, block_size, on_short, **shared, **options)
+    return Trace.load(files, call["trace_format"], block_size, call["on_short_hash_ids"], **shared,
+                      **(call["trace_options"] or {}))
 
 
 def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode: MockEngineArgs | None, workers: int,
@@ -365,68 +368,72 @@ def _pools(extra: MockEngineArgs | None, prefill: MockEngineArgs | None, decode:
                  _integer("num_prefill_workers", prefill_workers, 1))
 
 
-def prepare_pools(extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
-                  decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
-                  num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
-                  routing: Routing, max_sim_time_ms: float | None, compat: str | None, planned: bool,
-                  ) -> tuple[Pools, int | None, Routing]:
-    """Check the arguments of a replay other than its workload."""
+def prepare_pools(call: Mapping[str, Any], routing: Routing, planned: bool) -> tuple[Pools, int | None, Routing]:
+    """Check the arguments of a replay other than its workload.
+
+    Parameters
+    ----------
+    call : mapping
+        The arguments of `simulate`, by name.
+    routing : Routing
+        Theirs.
+    planned : bool
+        The number of workers may change.
+
+    Returns
+    -------
+    pools : Pools
+    concurrency : int or None
+    routing : Routing
+        With an estimator of prefill times where one is wanted.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A bad argument.
+    """
+    compat, mode, cap_ms = call["compat"], call["replay_mode"], call["max_sim_time_ms"]
     if compat not in (None, "reference"):
         raise ValueError(f"compat must be None or 'reference', got {compat!r}")
-    if replay_mode not in ("offline", "online"):
-        raise ValueError(f"replay_mode must be either 'offline' or 'online', got {replay_mode!r}")
-    _refuse(replay_mode=(replay_mode, ("offline",)))
-    routing = with_prefill_loads(routing, aic_perf_config)
-    pools = _pools(extra_engine_args, prefill_engine_args, decode_engine_args, num_workers, num_prefill_workers,
-                   num_decode_workers)
-    concurrency = None if replay_concurrency is None else _integer("replay_concurrency", replay_concurrency, 1)
-    if max_sim_time_ms is not None and not (math.isfinite(max_sim_time_ms) and max_sim_time_ms >= 0):
-        raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {max_sim_time_ms}")
+    if mode not in ("offline", "online"):
+        raise ValueError(f"replay_mode must be either 'offline' or 'online', got {mode!r}")
+    _refuse(replay_mode=(mode, ("offline",)))
+    routing = with_prefill_loads(routing, call["aic_perf_config"])
+    pools = _pools(call["extra_engine_args"], call["prefill_engine_args"], call["decode_engine_args"],
+                   call["num_workers"], call["num_prefill_workers"], call["num_decode_workers"])
+    concurrency = call["replay_concurrency"]
+    if concurrency is not None:
+        concurrency = _integer("replay_concurrency", concurrency, 1)
+    if cap_ms is not None and not (math.isfinite(cap_ms) and cap_ms >= 0):
+        raise ValueError(f"max_sim_time_ms must be a finite, non-negative value, got {cap_ms}")
     pools.check(concurrency is not None, "" if planned else routing.mode)
     return pools, concurrency, routing
 
 
-def prepare(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *,
-            extra_engine_args: MockEngineArgs | None, prefill_engine_args: MockEngineArgs | None,
-            decode_engine_args: MockEngineArgs | None, aic_perf_config: Any, num_workers: int,
-            num_prefill_workers: int, num_decode_workers: int, replay_concurrency: int | None, replay_mode: str,
-            routing: Routing, arrival_speedup_ratio: float, trace_block_size: int | None, trace_format: str,
-            max_sim_time_ms: float | None, on_short_hash_ids: str, compat: str | None, planned: bool,
-            sharing: tuple[float, int] = (0.0, 0), trace_options: Mapping[str, Any] | None = None,
-            ) -> tuple[Workload, Pools, int | None, Routing]:
+def prepare(call: Mapping[str, Any], routing: Routing, planned: bool) -> tuple[Workload, Pools, int | None, Routing]:
     """Check the arguments of a replay; the workload, pools, concurrency and routing that they come to.
 
-    Raises
-    ------
-    ValueError, OSError
-        As `run_trace_replay`.
+    Parameters and errors as of `prepare_pools`, and what `run_trace_replay` raises.
     """
-    pools, concurrency, routing = prepare_pools(
-        extra_engine_args, prefill_engine_args, decode_engine_args, aic_perf_config, num_workers, num_prefill_workers,
-        num_decode_workers, replay_concurrency, replay_mode, routing, max_sim_time_ms, compat, planned)
-    closed = concurrency is not None
-    speedup = float(arrival_speedup_ratio)
+    pools, concurrency, routing = prepare_pools(call, routing, planned)
+    closed, speedup, workload = concurrency is not None, float(call["arrival_speedup_ratio"]), call["workload"]
     if isinstance(workload, SyntheticSpec):
         return (from_synthetic(workload, block_size=pools.args.block_size, closed_loop=closed, speedup=speedup), pools,
                 concurrency, routing)
-    trace = _load(workload, trace_format, trace_block_size, on_short_hash_ids, sharing, trace_options or {})
-    return from_trace(trace, closed_loop=closed, speedup=speedup), pools, concurrency, routing
+    return from_trace(_load(workload, call), closed_loop=closed, speedup=speedup), pools, concurrency, routing
 
 
-def _simulate(workload: PathLike | Sequence[PathLike] | Trace | SyntheticSpec | Recipe, *, routing: Routing,
-              max_sim_time_ms: float | None, sla: Sla, compat: str | None, progress: Progress | None,
-              fast: bool | FastPaths = True, recording: Recording | None = None, watch: Any = None,
-              planner: Planner | None = None, exact_gaps: int | None = None, stream_to: PathLike | None = None,
-              threads: int = 1, **arguments: Any) -> tuple[Run, Report]:
-    """Replay; `arguments` are the other ones of `prepare`."""
-    ready, pools, concurrency, routing = prepare(
-        workload, routing=routing, max_sim_time_ms=max_sim_time_ms, compat=compat, planned=planner is not None,
-        **arguments)
-    exact = None if exact_gaps is None else _integer("exact_gaps", exact_gaps, 1)
-    threads, shortcuts = _integer("threads", threads, 1), fast_paths(fast)
-    stream = None if stream_to is None else RowStream(stream_to, exact, compat == "reference", sla)
-    begin = partial(_run, ready, pools, concurrency, max_sim_time_ms, routing, progress, shortcuts, recording, watch,
-                    None if planner is None else Planning(planner), compat, exact, stream, threads)
+def _simulate(call: Mapping[str, Any], routing: Routing, sla: Sla) -> tuple[Run, Report]:
+    """Replay; `call` has the arguments of `simulate`, by name, `routing` and `sla` are theirs."""
+    planner, compat, stream = call["planner"], call["compat"], None
+    ready, pools, concurrency, routing = prepare(call, routing, planner is not None)
+    exact = None if call["exact_gaps"] is None else _integer("exact_gaps", call["exact_gaps"], 1)
+    threads, shortcuts = _integer("threads", call["threads"], 1), fast_paths(call["fast_forward"])
+    if call["stream_to"] is not None:
+        stream = RowStream(call["stream_to"], exact, compat == "reference", sla)
+    begin = partial(_run, ready, pools, concurrency, call["max_sim_time_ms"], routing, call["progress"], shortcuts,
+                    call["recording"], call["_watch"], None if planner is None else Planning(planner), compat, exact,
+                    stream, threads)
     try:
         run = begin()
     except MemoryError:
@@ -518,18 +525,11 @@ benchmark_granularity
     OSError
         The file cannot be read.
     """
+    given = locals()
     files = [trace_files] if isinstance(trace_files, (str, os.PathLike)) else list(trace_files)
     _refuse(planner_config=(planner_config, (None,)))
-    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
-    run, report = _simulate(
-        files, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
-        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
-        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
-        max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
-        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups))
+    call = _defaults() | given | {"workload": files}
+    run, report = _simulate(call, Routing.of(call), Sla.of(call))
     if report_jsonl_path is not None:
         Simulation(report, run_columns(run, arrived_rows(run)), {}).write_report_jsonl(report_jsonl_path)
     return report
@@ -572,18 +572,19 @@ compat, progress
     ValueError
         A bad argument.
     """
+    given = locals()
     _refuse(planner_config=(planner_config, (None,)))
-    routing = Routing(router_mode, router_config, router_tie_break, router_seed, model_name)
-    spec = SyntheticSpec(input_tokens, output_tokens, request_count, arrival_interval_ms, turns_per_session,
-                         shared_prefix_ratio, num_prefix_groups, inter_turn_delay_ms)
-    return _simulate(
-        spec, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
-        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=routing,
-        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=None, trace_format="mooncake",
-        max_sim_time_ms=None, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms), on_short_hash_ids="error", compat=compat,
-        progress=progress)[1]
+    call = _defaults() | given
+    routing = Routing.of(call)
+    call["workload"] = SyntheticSpec(input_tokens, output_tokens, request_count, arrival_interval_ms,
+                                     turns_per_session, shared_prefix_ratio, num_prefix_groups, inter_turn_delay_ms)
+    return _simulate(call, routing, Sla.of(call))[1]
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Default values of the arguments of `simulate`, by name."""
+    return {name: parameter.default for name, parameter in inspect.signature(simulate).parameters.items()}
 
 
 def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | SyntheticSpec | Recipe, *,
@@ -646,25 +647,15 @@ def simulate(workload: PathLike | Sequence[PathLike] | Trace | TraceStream | Syn
     ValueError, OSError
         As `run_trace_replay`.
     """
-    given = locals()
+    call = locals()
     if isinstance(workload, TraceStream):
         from .streamed import simulate_stream
-        return simulate_stream(workload, given)
+        return simulate_stream(workload, call)
     if stream_to is not None and recording is not None:
         raise ValueError("stream_to and recording exclude each other: a recording needs the columns of all requests")
-    run, report = _simulate(
-        workload, extra_engine_args=extra_engine_args, prefill_engine_args=prefill_engine_args,
-        decode_engine_args=decode_engine_args, aic_perf_config=aic_perf_config,
-        num_workers=num_workers, num_prefill_workers=num_prefill_workers, num_decode_workers=num_decode_workers,
-        replay_concurrency=replay_concurrency, replay_mode=replay_mode, routing=Routing.of(given),
-        arrival_speedup_ratio=arrival_speedup_ratio, trace_block_size=trace_block_size, trace_format=trace_format,
-        max_sim_time_ms=max_sim_time_ms, sla=Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms),
-        on_short_hash_ids=on_short_hash_ids, compat=compat, progress=progress,
-        sharing=(trace_shared_prefix_ratio, trace_num_prefix_groups), fast=fast_forward, recording=recording,
-        watch=_watch, planner=planner, trace_options=trace_options, exact_gaps=exact_gaps, stream_to=stream_to,
-        threads=threads)
-    return simulation_of(run, report, given, Sla(sla_ttft_ms, sla_itl_ms, sla_e2e_ms), recording,
-                         stream_to is not None)
+    sla = Sla.of(call)
+    run, report = _simulate(call, Routing.of(call), sla)
+    return simulation_of(run, report, call, sla, recording, stream_to is not None)
 
 
 def simulation_of(run: Run, report: Report, call: Mapping[str, Any], sla: Sla, recording: Recording | None,

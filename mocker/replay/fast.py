@@ -58,4 +58,8 @@ def fast_paths(choice: bool | FastPaths) -> FastPaths:
         return choice
     if not isinstance(choice, bool):
         raise TypeError(f"fast_forward must be a bool or FastPaths, got {type(choice).__name__}")
-    return FastPaths(clock=choice, ahead=choice, calendar=FastPaths.calendar * choice)
+    return ALL_PATHS if choice else PLAIN
+
+
+ALL_PATHS = FastPaths()
+PLAIN = FastPaths(clock=False, ahead=False, calendar=0)

@@ -95,15 +95,9 @@ class RunningSimulation:
     def __init__(self, arguments: dict[str, Any]) -> None:
         a = self._arguments = arguments
         routing = Routing.of(a)
-        self._sla = Sla(a["sla_ttft_ms"], a["sla_itl_ms"], a["sla_e2e_ms"])
+        self._sla = Sla.of(a)
         planner = _NoTicks() if a["scaling"] else a["planner"]
-        names = ("extra_engine_args", "prefill_engine_args", "decode_engine_args", "aic_perf_config", "num_workers",
-                 "num_prefill_workers", "num_decode_workers", "replay_concurrency", "replay_mode",
-                 "arrival_speedup_ratio", "trace_block_size", "trace_format", "max_sim_time_ms", "on_short_hash_ids",
-                 "compat")
-        self._workload, self._pools, self._concurrency, routing = prepare(
-            a["workload"], routing=routing, planned=planner is not None, trace_options=a["trace_options"],
-            sharing=(a["trace_shared_prefix_ratio"], a["trace_num_prefix_groups"]), **{name: a[name] for name in names})
+        self._workload, self._pools, self._concurrency, routing = prepare(a, routing, planner is not None)
         self._planning = None if planner is None else Planning(planner)
         if self._workload.trace is not None and not isinstance(a["workload"], SyntheticSpec):
             trace = a["workload"]              # forks and pickles do not read the file again

@@ -57,8 +57,12 @@ class Routing:
     @classmethod
     def of(cls, call: Mapping[str, Any]) -> Routing:
         """That of the arguments of `mocker.simulate`, by name."""
-        return cls(call["router_mode"], call["router_config"], call["router_tie_break"], call["router_seed"],
-                   call["model_name"], lower_tiers=call["router_lower_tiers"])
+        mode, config, tie_break, seed, name, lower = [call[argument] for argument in (
+            "router_mode", "router_config", "router_tie_break", "router_seed", "model_name", "router_lower_tiers")]
+        if (mode == "round_robin" and config is None and tie_break == "random" and seed == 0 and type(seed) is int
+                and name is None and lower is False):
+            return IN_TURN
+        return cls(mode, config, tie_break, seed, name, lower_tiers=lower)
 
     @property
     def routed(self) -> bool:
@@ -78,6 +82,9 @@ class Routing:
             routing_policy(self.mode)
         if self.lower_tiers and self.mode != "kv_router":
             raise ValueError("router_lower_tiers requires router_mode='kv_router'")
+
+
+IN_TURN = Routing()
 
 
 def with_prefill_loads(routing: Routing, source: AicPerfConfig | TimingModel | None) -> Routing:

@@ -246,10 +246,7 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
         if call[name] != neutral:
             what = "a search" if name == "_watch" else name
             raise ValueError(f"{what} needs the whole trace; load it instead of streaming it, or leave {what} out")
-    pools, _, routing = prepare_pools(
-        call["extra_engine_args"], call["prefill_engine_args"], call["decode_engine_args"], call["aic_perf_config"],
-        call["num_workers"], call["num_prefill_workers"], call["num_decode_workers"], None, call["replay_mode"],
-        Routing.of(call), call["max_sim_time_ms"], call["compat"], False)
+    pools, _, routing = prepare_pools(call, Routing.of(call), False)
     args, speedup = pools.args, float(call["arrival_speedup_ratio"])
     for bad, what in ((not isinstance(routing.mode, str), "a routing policy of your own"),
                       # which goes by the numbers of segments
@@ -261,7 +258,7 @@ def simulate_stream(source: TraceStream, call: Mapping[str, Any]) -> Simulation:
     check_speedup(speedup)
     exact = None if call["exact_gaps"] is None else _integer("exact_gaps", call["exact_gaps"], 1)
     _integer("threads", call["threads"], 1)
-    sla = Sla(call["sla_ttft_ms"], call["sla_itl_ms"], call["sla_e2e_ms"])
+    sla = Sla.of(call)
     blocks = source.blocks()
     first = next(blocks)                       # before a file is emptied for results that nobody will get
     _nothing().sizes(first.block_size, args.block_size)
