@@ -29,3 +29,4 @@ cdef struct Carrier:
 
 cdef void carry(Carrier* io, void* field, int64_t size) noexcept nogil
 cdef void carry_array(Carrier* io, void** array, int64_t used, int64_t cap, size_t item) noexcept nogil
+cdef void pass_bytes(Carrier* io, void* field, int64_t size) noexcept nogil

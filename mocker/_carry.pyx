@@ -31,7 +31,8 @@ cdef void carry(Carrier* io, void* field, int64_t size) noexcept nogil:
         pass_bytes(io, field, size)
 
 
-cdef inline void pass_bytes(Carrier* io, void* field, int64_t size) noexcept nogil:
+cdef void pass_bytes(Carrier* io, void* field, int64_t size) noexcept nogil:
+    """Count, save or load bytes."""
     if io.mode == LOAD and (io.error or size > io.size - io.used):
         io.error = io.error or CARRY_SHORT
         memset(field, 0, size)

@@ -1,15 +1,15 @@
 # cython: language_level=3
 """State of vLLM and TRT-LLM cores, with and without scheduler rules: every array that `core_free`, `pool_free` and
 `rules_free` free. O(what the core holds)."""
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mocker._calendar cimport calendar_settle
-from mocker._carry cimport COPY, LIST, LOAD, Carrier, carry, carry_array
+from mocker._carry cimport CARRY_SHORT, COPY, LIST, LOAD, Carrier, carry, carry_array, pass_bytes
 from mocker._collect cimport Gaps, Rows
 from mocker._common cimport NIL, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from mocker._core cimport Admission, Calendar, Core, Request, Signal, Work
 from mocker._hooks cimport AdmissionHook, Hook, Wish
-from mocker._kv cimport Event, Path, Piece, Pool, RoomMaker, Run
+from mocker._kv cimport ELEMENT, Event, Path, Piece, Pool, RoomMaker, Run, path_point
 from mocker._kv_ranked cimport pool_rank
 from mocker._offload_blocks cimport Catalog, Spans
 from mocker._ranks cimport Freed, Rank, Ranks
@@ -21,9 +21,22 @@ from mocker._timing cimport Model, Timing
 cdef void path_carry(Carrier* io, Path* path, int32_t tokens_per_block) noexcept nogil:
     """The arrays of a path whose structure is carried already."""
     cdef int64_t n = path.n, cap = path.cap
-    carry_array(io, <void**>&path.keys, n, cap, sizeof(uint64_t))
-    carry_array(io, <void**>&path.ends, n, cap, sizeof(int32_t))
-    carry_array(io, <void**>&path.first, n, cap, sizeof(int32_t))
+    cdef int32_t* ends = path.ends             # of one just copied the source's
+    cdef int32_t* first = path.first
+    if io.mode == LOAD and n > cap:
+        io.error = io.error or CARRY_SHORT
+    carry_array(io, <void**>&path.keys, n, cap * ELEMENT // <int64_t>sizeof(uint64_t), sizeof(uint64_t))
+    if path.keys == NULL:
+        path.ends = path.first = NULL
+    elif io.mode == COPY:
+        path_point(path)
+        memcpy(path.ends, ends, n * sizeof(int32_t))
+        memcpy(path.first, first, n * sizeof(int32_t))
+    elif io.mode != LIST:
+        if io.mode == LOAD:
+            path_point(path)
+        pass_bytes(io, path.ends, n * sizeof(int32_t))
+        pass_bytes(io, path.first, n * sizeof(int32_t))
     carry_array(io, <void**>&path.local, n, cap, sizeof(uint64_t))
     carry_array(io, <void**>&path.tokens, n, cap, sizeof(uint32_t) * tokens_per_block)
 

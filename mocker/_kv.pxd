@@ -19,8 +19,12 @@ cdef struct Run:
     int32_t origin                 # with tiers: the segment's number in the catalog
 
 
+cdef enum:
+    ELEMENT = 16                   # bytes of an element of a path, without hash and tokens
+
+
 cdef struct Path:                  # the full blocks of one request, root first
-    uint64_t* keys                 # [n] segment of each element
+    uint64_t* keys                 # [n] segment of each element; the next two are behind it in the same memory
     int32_t* ends                  # [n] request block index one past the element's last block
     int32_t* first                 # [n] first run of the element's segment; valid while the request holds it
     uint64_t* local                # [n] block hash of the tokens alone (real tokens only, else NULL)
@@ -108,6 +112,7 @@ cdef struct Spot:                  # a block of a path: element, the run it begi
 cdef int pool_init(Pool* p, int64_t capacity, bint caching, bint capture, int32_t block_size) noexcept nogil
 cdef void pool_free(Pool* p) noexcept nogil
 cdef void path_free(Path* path) noexcept nogil
+cdef void path_point(Path* path) noexcept nogil
 cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_block) noexcept nogil
 cdef void pool_cost(Pool* p, Path* path, int32_t full, int64_t* cached, int64_t* active) noexcept nogil
 cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t partial) noexcept nogil

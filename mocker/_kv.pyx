@@ -239,16 +239,6 @@ cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_b
     cdef void* moved
     if need <= path.cap:
         return ERR_OK
-    cap = path.cap
-    moved = grown(path.keys, &cap, need, sizeof(uint64_t))
-    if moved == NULL:
-        return ERR_MEMORY
-    path.keys = <uint64_t*>moved
-    cap = path.cap
-    moved = grown(path.ends, &cap, need, sizeof(int32_t))
-    if moved == NULL:
-        return ERR_MEMORY
-    path.ends = <int32_t*>moved
     if local:
         cap = path.cap
         moved = grown(path.local, &cap, need, sizeof(uint64_t))
@@ -262,20 +252,31 @@ cdef int path_reserve(Path* path, int64_t need, bint local, int32_t tokens_per_b
             return ERR_MEMORY
         path.tokens = <uint32_t*>moved
     cap = path.cap
-    moved = grown(path.first, &cap, need, sizeof(int32_t))
+    moved = grown(NULL, &cap, need, ELEMENT)
     if moved == NULL:
         return ERR_MEMORY
-    path.first = <int32_t*>moved
-    path.cap = cap
+    if path.cap > 0:
+        memcpy(moved, path.keys, path.cap * sizeof(uint64_t))
+        memcpy(<uint64_t*>moved + cap, path.ends, path.cap * sizeof(int32_t))
+        memcpy(<int32_t*>(<uint64_t*>moved + cap) + cap, path.first, path.cap * sizeof(int32_t))
+    free(path.keys)
+    path.keys, path.cap = <uint64_t*>moved, cap
+    path_point(path)
     return ERR_OK
+
+
+cdef void path_point(Path* path) noexcept nogil:
+    """Find the other arrays behind that of the keys."""
+    path.ends = <int32_t*>(path.keys + path.cap)
+    path.first = path.ends + path.cap
 
 
 cdef void path_free(Path* path) noexcept nogil:
     free(path.keys)
-    free(path.ends)
-    free(path.first)
-    free(path.local)
-    free(path.tokens)
+    if path.local != NULL:
+        free(path.local)
+    if path.tokens != NULL:
+        free(path.tokens)
     path.keys = path.local = NULL
     path.ends = path.first = NULL
     path.tokens = NULL

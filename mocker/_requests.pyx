@@ -38,9 +38,12 @@ cdef int core_init(Core* c) noexcept nogil:
 cdef void core_free(Core* c) noexcept nogil:
     cdef int64_t i
     for i in range(c.req_used):
-        path_free(&c.req[i].path)
-        free(c.req[i].tail)
-        free(c.req[i].plan)
+        if c.req[i].path.keys != NULL:         # of thousands of slots, most of which have nothing else
+            path_free(&c.req[i].path)
+        if c.req[i].tail != NULL:
+            free(c.req[i].tail)
+        if c.req[i].plan != NULL:
+            free(c.req[i].plan)
     free(c.req)
     free(c.running)
     free(c.waiting)
