@@ -599,7 +599,7 @@ cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t
             if idle > 0:
                 retick(p, path, &spot, hits)
             return False
-        if hits > 0:
+        if idle > 0:
             hold(p, path, &spot, hits, 0)
             p.active += idle
             p.inactive -= idle
@@ -610,9 +610,12 @@ cdef bint pool_use(Pool* p, Path* path, int32_t begin, int32_t full_end, int32_t
             evict(p, fresh - room)
             break
         granted = p.make_room(p, fresh - room)
-        unhold(p, path, begin, hits)
+        if idle > 0:
+            unhold(p, path, begin, hits)
         if not granted:
             return False
+    if hits > 0 and idle == 0:                 # others hold them all: they were in no danger
+        hold(p, path, &spot, hits, 0)
     p.active += fresh
     if begin + hits < full_end:
         make_resident(p, path, begin + hits, full_end)

@@ -13,7 +13,7 @@ cdef bint tiers_make_room(Pool* p, int64_t count) noexcept nogil
 cdef void tiers_look(Core* c, double now) noexcept nogil
 cdef double tiers_rest(Core* c, double until) noexcept nogil
 cdef void tiers_begin(Core* c, double now) noexcept nogil
-cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) noexcept nogil
+cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, int64_t idle, double now) noexcept nogil
 cdef void tiers_wait(Core* c, int32_t slot) noexcept nogil
 cdef void tiers_deny(Core* c, int32_t slot) noexcept nogil
 cdef bint tiers_admit(Core* c) noexcept nogil

@@ -227,8 +227,11 @@ cdef bint tiers_admit(Core* c) noexcept nogil:
     return True
 
 
-cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) noexcept nogil:
-    """Bring up what the lower tiers have of the head of the queue after its cached prefix, and park it meanwhile."""
+cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, int64_t idle, double now) noexcept nogil:
+    """Bring up what the lower tiers have of the head of the queue after its cached prefix, and park it meanwhile.
+
+    Of the `cached` tokens `idle` are in blocks that nobody holds.
+    """
     cdef Offload* o = <Offload*>c.tiers
     cdef Request* r = &c.req[slot]
     cdef int32_t skip = <int32_t>(cached >> c.shift), place
@@ -240,7 +243,8 @@ cdef Promotion tiers_promote(Core* c, int32_t slot, int64_t cached, double now) 
     if skip >= r.full:
         return UP_MISS
     if not below_has(o, &r.path, skip):
-        pool_touch_prefix(&c.pool, &r.path, skip)
+        if idle > 0:
+            pool_touch_prefix(&c.pool, &r.path, skip)
         return UP_MISS
     pool_pin_prefix(&c.pool, &r.path, skip)
     if not offload_plan(o, &r.path, skip, r.full, stage):

@@ -257,13 +257,13 @@ cdef int32_t first_prebuilt(Core* c) noexcept nogil:
     return NIL
 
 
-cdef bint gate(Core* c, Request* r, int64_t* cached) noexcept nogil:
+cdef bint gate(Core* c, Request* r, int64_t* cached, int64_t* active) noexcept nogil:
     """Whether the head of the queue may be admitted beside the running requests."""
-    cdef int64_t active, need
-    cached[0] = cached_tokens(c, r, &active)
+    cdef int64_t need
+    cached[0] = cached_tokens(c, r, active)
     if c.policy == POLICY_TRTLLM:
-        return trt_fits(c, r, active)
-    need = ((r.len + c.mask) >> c.shift) - (active >> c.shift)
+        return trt_fits(c, r, active[0])
+    need = ((r.len + c.mask) >> c.shift) - (active[0] >> c.shift)
     return need <= c.pool.capacity - c.pool.active
 
 
@@ -277,7 +277,7 @@ cdef int64_t cached_prompt(void* core, void* request) noexcept nogil:
 cdef void admit_waiting(Core* c, double now) noexcept nogil:
     """Phase B: waiting requests strictly in order, as long as they fit and there is budget to start them."""
     cdef int32_t slot
-    cdef int64_t cached
+    cdef int64_t cached, active = 0
     cdef Request* r
     cdef Admission* a
     cdef void* moved
@@ -310,11 +310,11 @@ cdef void admit_waiting(Core* c, double now) noexcept nogil:
                     signal(c, True, r.id, NIL, END_REJECTED, NAN)
                     request_end(c, slot, END_REJECTED, True)
                     continue
-            if not gate(c, r, &cached):
+            if not gate(c, r, &cached, &active):
                 c.reason = STOP_WAIT
                 return
             if c.tiers != NULL and r.status == ST_WAITING:
-                promotion = tiers_promote(c, slot, cached, now)
+                promotion = tiers_promote(c, slot, cached, cached - active, now)
                 if promotion == UP_PARKED:
                     continue
                 if promotion == UP_BLOCKED:
