@@ -18,6 +18,8 @@ cdef struct Request:
     int32_t full                   # full (registered) blocks in its block list
     uint8_t partial                # 1: the list ends with an unregistered block
     uint8_t status                 # RequestStatus
+    int32_t due_next               # asleep: next one that is due in the same pass
+    int32_t place                  # with a calendar: rises along the batch
     int64_t pass_no                # pass that scheduled it last, negative for a plain decode step; of others:
     int64_t used                   # tokens scheduled
     int64_t used_prompt            # of them prompt tokens
@@ -36,9 +38,7 @@ cdef struct Request:
     uint8_t destination            # 1: hand-off destination that was activated
     int32_t pinned                 # reserved destination: cached blocks pinned
     int64_t attempt                # pending destination: capacity generation of the last try, NIL = never
-    int32_t next_free              # free slots: next one
-    int32_t due_next               # asleep: next one that is due in the same pass
-    int32_t place                  # with a calendar: rises along the batch; 256 bytes: a slot is found by a shift
+    int32_t next_free              # free slots: next one; 256 bytes: a slot is found by a shift
 
 
 cdef struct Work:                  # one scheduled request, for the forward-pass metrics
@@ -93,7 +93,6 @@ cdef struct Calendar:              # of a large batch, see `_calendar`
     bint is_open                   # is used
     int64_t tick                   # passes in which everybody asleep has made a token
     int64_t asleep                 # requests asleep; their `len` and `gen` are kept less `tick`
-    int64_t base                   # sum of their `len` as it is kept
     int64_t days                   # power of two
     int32_t* first                 # [days] by the tick at which they are due: those asleep, linked; NIL = nobody
     int32_t* last                  # [days] the last one, where there is one
@@ -107,6 +106,7 @@ cdef struct Calendar:              # of a large batch, see `_calendar`
     int64_t turns                  # passes since the last look at whether it is worth its keep
     int64_t busy                   # requests awake in them
     int64_t not_before             # pass before which it is not opened again
+    int64_t base                   # sum of the `len` of those asleep as it is kept; not beside `asleep`, see `View`
 
 
 cdef struct Core:

@@ -207,6 +207,12 @@ cdef inline double whole_us(double ms) noexcept nogil:
     return <double>(<int64_t>(ms * 1000.0)) / 1000.0 if ms > 0.0 else 0.0
 
 
+cdef inline void clock_set(Offload* o, double now) noexcept nogil:
+    """Time passes for a lone worker, and nothing ends."""
+    o.now = whole_us(now)
+    o.at = now
+
+
 cdef inline bint must_wait(Core* c, int32_t slot) noexcept nogil:
     """Whether the request waits for slots that a copy to the host still holds."""
     cdef Offload* o = <Offload*>c.tiers

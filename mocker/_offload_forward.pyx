@@ -21,10 +21,10 @@ from mocker._collect cimport gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, POLICY_TRTLLM, WORKER_PREFILL, grown, int32_t, int64_t
 from mocker._core cimport STOP_WAIT, Core, Request
 from mocker._kv cimport pool_reserve
-from mocker._offload cimport Going, Offload, granted, must_wait, offload_due, soon
+from mocker._offload cimport Going, Offload, clock_set, granted, must_wait, offload_due, soon
 from mocker._offload_pass cimport tiers_begin, tiers_deny
 from mocker._requests cimport waiting_next
-from mocker._timing cimport timing_decode_ms, timing_varies
+from mocker._timing cimport timing_step_ms, timing_varies
 from mocker._tokens cimport collect_token, promote
 
 cdef enum:
@@ -209,7 +209,7 @@ cdef bint all_inside(Core* c, Stretch* s, double* now, double until, double last
     cdef int64_t n = min(s.next, s.stop, s.passes + most) - s.passes, k = 0, weight = s.moving, many
     cdef double step, at = now[0], start = at, end, gap
     cdef bint varies = timing_varies(&c.timing)
-    step = timing_decode_ms(&c.timing, s.ready, c.pool.active, s.total // s.ready)
+    step = timing_step_ms(&c.timing, s.ready, c.pool.active, s.total)
     while k < n and at < until and at <= last_start:
         end = at + step
         gap = end - at
@@ -226,7 +226,7 @@ cdef bint all_inside(Core* c, Stretch* s, double* now, double until, double last
         at = start + gap
         k += many
         if varies and k < n:
-            step = timing_decode_ms(&c.timing, s.ready, c.pool.active, (s.total + k * weight) // s.ready)
+            step = timing_step_ms(&c.timing, s.ready, c.pool.active, s.total + k * weight)
     if k > 0:
         c.last_start, c.last_emit, now[0] = start, at, at
         s.passes += k
@@ -286,7 +286,7 @@ cdef bint some_open(Core* c, Stretch* s, double* now) noexcept nogil:
         for i in range(s.places if s.refused > 1 else 0):
             if o.places[i].wants == s.passes and must_wait(c, c.running[i]):
                 return False
-    at = now[0] + timing_decode_ms(&c.timing, s.ready, c.pool.active, s.total // s.ready)
+    at = now[0] + timing_step_ms(&c.timing, s.ready, c.pool.active, s.total)
     if not (now[0] < at < INFINITY):
         return False
     while s.next == s.passes and left > 0:
@@ -355,7 +355,10 @@ cdef double tiers_forward(Core* c, double now, double until, double last_start) 
             break
         if s.passes == s.next:
             if not looked:
-                tiers_begin(c, now)            # nothing ends, but the clock is asked
+                if o.alone:                    # nothing ends, but the clock is asked
+                    clock_set(o, now)
+                else:
+                    tiers_begin(c, now)
                 looked = True
             if not some_open(c, &s, &now):
                 if fresh:

@@ -13,8 +13,8 @@ from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, 
 from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_touch_prefix
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
-    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, offload_computed, offload_due, offload_still,
-    offload_tick, soon, whole_us)
+    DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, clock_set, offload_computed, offload_due,
+    offload_still, offload_tick, soon)
 from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
@@ -112,8 +112,7 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
     if o.alone:
         due = offload_due(o)
         if not (due < INFINITY) or (o.n_ready == 0 and now < soon(due)):
-            o.now = whole_us(now)
-            o.at = now
+            clock_set(o, now)
             return
         if o.at < now and due <= now:          # the clock came here before the pass did
             catch_up(c, now)

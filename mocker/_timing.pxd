@@ -56,3 +56,10 @@ cdef double timing_mixed_ms(Timing* t, int64_t batch, int64_t tokens, int64_t pr
 cdef double timing_decode_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t context) noexcept nogil
 cdef void timing_decode_run(Timing* t, int64_t active_blocks, int64_t step, int64_t most, int64_t count,
                             double* ms) noexcept nogil
+
+
+cdef inline double timing_step_ms(Timing* t, int64_t batch, int64_t active_blocks, int64_t length) noexcept nogil:
+    """`timing_decode_ms` for requests whose lengths sum up to `length`; a time that is remembered needs no mean."""
+    if active_blocks < t.memo and t.decode_by_active[active_blocks] >= 0.0:
+        return t.decode_by_active[active_blocks]
+    return timing_decode_ms(t, batch, active_blocks, length // batch)

@@ -18,7 +18,7 @@ from mocker._offload cimport granted, must_wait
 from mocker._offload_pass cimport tiers_deny
 from mocker._requests cimport finish, note, outgrown, preempt, running_compact, signal
 from mocker._spec cimport rng_u32, sample_output_tokens
-from mocker._timing cimport timing_decode_ms, timing_mixed_ms, timing_mixes
+from mocker._timing cimport timing_mixed_ms, timing_mixes, timing_step_ms
 
 
 cdef void promote(Core* c, Request* r) noexcept nogil:
@@ -123,7 +123,7 @@ cdef double beside_prompts(Core* c, int64_t n, int64_t active, double start) noe
         return 0.0
     mean = c.batch_isl // c.batch - c.batch_prefix // c.batch
     if mean <= 0:
-        return timing_decode_ms(&c.timing, others, active, length // others)
+        return timing_step_ms(&c.timing, others, active, length)
     ms = timing_mixed_ms(&c.timing, c.batch, mean, c.batch_prefix // c.batch, others, length // others)
     ms -= start - c.last_start
     return ms if not ms < 0.0 else 0.0
@@ -142,7 +142,7 @@ cdef double emit(Core* c, int64_t n, int64_t total_length, double start) noexcep
         if c.batch and timing_mixes(&c.timing) and c.worker_type != WORKER_DECODE:
             decode = beside_prompts(c, n, c.pool.active, start)
         else:
-            decode = timing_decode_ms(&c.timing, makers, c.pool.active, (total_length + asleep_length(c)) // makers)
+            decode = timing_step_ms(&c.timing, makers, c.pool.active, total_length + asleep_length(c))
     at = start + decode
     for i in range(n):
         slot = c.ready[i]
@@ -266,7 +266,7 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
         if c.batch and timing_mixes(&c.timing) and c.worker_type != WORKER_DECODE:
             decode = beside_prompts(c, n, c.pool.active - need, start)
         else:
-            decode = timing_decode_ms(&c.timing, n, c.pool.active - need, total_length // n)
+            decode = timing_step_ms(&c.timing, n, c.pool.active - need, total_length)
     at = start + decode
     spare = need
     if c.tiers != NULL:

@@ -457,7 +457,8 @@ cdef double core_forward(Core* c, double now, double until, double last_start) n
                     return now
         for i in range(c.n_running if varies else 0):
             context += c.req[c.running[i]].len
-    context //= c.n_running                    # grows by one a pass
+    if varies:
+        context //= c.n_running                # grows by one a pass
     while m < k:
         step = 0.0
         if c.worker_type != WORKER_PREFILL:

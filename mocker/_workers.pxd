@@ -22,26 +22,28 @@ cdef enum FastBit:                 # see mocker.replay.fast
     FAST_CALENDAR = 4              # times the requests from which on a calendar is used, 0: never
 
 
-cdef struct View:                  # what the cluster sees of a worker after a pass
+# What the cluster sees of a worker after a pass. No two numbers copied from the engine are neighbours: compilers read
+# and write such pairs at once, and a processor waits for that when their halves have just been written one by one.
+cdef struct View:
     double end_ms
-    double last_start
-    int64_t count                  # requests alive
-    int64_t n_waiting
-    int64_t made                   # tokens made in the pass
-    int64_t completed              # requests gone in the pass
-    int64_t admitted
-    int64_t passes                 # since the start
     bint preempted                 # the next pass may differ though this one brought nothing
+    double last_start
     bint worked                    # tokens were scheduled
+    int64_t count                  # requests alive
     bint steady                    # fast-forward may go on
-    bint early                     # the newest pass ran before its time came; its endings are not told yet
-    bint asleep                    # no pass brings anybody further until somebody comes or goes
-    int64_t idle                   # passes in a row that brought nobody further
-    int64_t* ended                 # [ended_used] rows gone, ~row for a first token
-    int64_t ended_used
-    int error
+    int64_t n_waiting
     int64_t gone                   # since `fold`: requests that ended in a lane, or that no engine takes
+    int64_t made                   # tokens made in the pass
     int64_t clamped                # since `fold`: requests whose output TRT-LLM cut to the pool
+    int64_t completed              # requests gone in the pass
+    int64_t idle                   # passes in a row that brought nobody further
+    int64_t admitted
+    bint early                     # the newest pass ran before its time came; its endings are not told yet
+    int64_t passes                 # since the start
+    bint asleep                    # no pass brings anybody further until somebody comes or goes
+    int64_t* ended                 # [ended_used] rows gone, ~row for a first token
+    int error
+    int64_t ended_used
     int64_t apart[8]               # threads write into neighbours: no two of them in one line of the cache
 
 
