@@ -84,7 +84,8 @@ cdef void tiers_look(Core* c, double now) noexcept nogil:
     """Somebody looks at a lone worker at `now`."""
     if offload_due(<Offload*>c.tiers) <= now:
         catch_up(c, now)
-        tiers_step(c, now)
+        if offload_due(<Offload*>c.tiers) <= now:
+            tiers_step(c, now)
 
 
 cdef double tiers_rest(Core* c, double until) noexcept nogil:
@@ -111,14 +112,12 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
         return
     if o.alone:
         due = offload_due(o)
+        if o.at < now and due <= now:          # the clock came here before the pass did
+            catch_up(c, now)
+            due = offload_due(o)
         if not (due < INFINITY) or (o.n_ready == 0 and now < soon(due)):
             clock_set(o, now)
             return
-        if o.at < now and due <= now:          # the clock came here before the pass did
-            catch_up(c, now)
-            if offload_still(o, now):
-                return
-            tiers_step(c, now)
     tiers_step(c, now)
 
 

@@ -105,11 +105,12 @@ def test_passes_with_blocks_and_refusals_are_taken_together(part):
         same(simulate(trace, **options), simulate(trace, fast_forward=FastPaths(False, False, False), **options))
 
 
-@pytest.mark.parametrize("seed", [123, 607, 773, 787, 955])
-def test_a_router_and_blocks_that_are_written_through(seed):
-    """Workers that ran ahead looked at their links at other moments than the event loop did, which rounds otherwise."""
+@pytest.mark.parametrize("seed", [123, 607, 773, 787, 955, 21198, 100019])
+def test_a_router_and_workers_that_run_ahead(seed):
+    """These looked at their links at other moments than the event loop did, which rounds otherwise."""
     trace, options = decoding_case(seed)
-    options["extra_engine_args"] = options["extra_engine_args"].replace(offload_write_mode="write_through")
+    if seed < 1000:
+        options["extra_engine_args"] = options["extra_engine_args"].replace(offload_write_mode="write_through")
     assert options["router_mode"] == "kv_router"
     same(simulate(trace, **options), simulate(trace, fast_forward=FastPaths(False, False, False), **options))
 

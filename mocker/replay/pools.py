@@ -320,8 +320,6 @@ def make_cluster(pools: Pools, workload: Workload, routing: Routing, *, cap_ms: 
     world = _below(pools, engines, [], len(workload), compat)
     if world is not None and planning is None and _apart(pools, routing.routed, compat):
         world.part()
-    if world is not None and routing.routed and args.offload_write_mode == "write_through":
-        fast = replace(fast, ahead=False)      # looks at links would come at other moments, which rounds otherwise
     paths = None if real_tokens else workload.make_paths(args.block_size)
     if world is not None and args.offload_eviction_policy == "belady":
         _foresee(world, paths, workload, routing.routed or planning is not None)
