@@ -23,6 +23,8 @@ from mocker._wide cimport multiply
 cdef enum:
     LOW_POWER = -292               # of the powers of ten that a double can need
     POWERS = 617
+    LOW_EXPONENT = 1022            # fields of exponents that most numbers have
+    EXPONENTS = 50
     NUMBER_BYTES = 48              # that a number takes at most, with what is written behind it
     BUFFER_BYTES = 1 << 18         # of text, which stay in the processor's cache until they are written
     ALIGNMENT = 1 << 16
@@ -54,7 +56,14 @@ cdef struct Power:
     uint64_t low
 
 cdef Power[POWERS] POWERS_OF_TEN   # 10**i as 128 bits with the highest set, rounded up
-cdef uint64_t[17] TEN
+
+cdef struct Exponent:              # of doubles from 1 / 2 to 2**49
+    uint64_t power                 # 10**(places - 1), and where a double's 53 bits lie in it if they begin at the top
+    uint64_t half                  # half of the distance of two doubles, as `f` in `put_real`
+    uint64_t ten                   # 10**places, which makes them whole numbers of 16 or 17 digits
+    uint64_t missing               # 10**(16 - places)
+
+cdef Exponent[EXPONENTS] OF_EXPONENT
 cdef uint32_t[10000] FOUR          # "0000" to "9999", the first digit in the lowest byte
 cdef char[512] HEX_PAIRS           # "00" to "ff"
 
@@ -71,9 +80,12 @@ cdef void make_tables():
             wide = -(-(1 << (power.bit_length() + 127)) // power)
         POWERS_OF_TEN[i].high = wide >> 64
         POWERS_OF_TEN[i].low = wide & 0xFFFFFFFFFFFFFFFF
-    TEN[0] = 1
-    for i in range(16):
-        TEN[i + 1] = 10 * TEN[i]
+    for i in range(EXPONENTS):
+        exact = i + LOW_EXPONENT - 1075        # the double is so many bits of 2**exact
+        places = -(exact * 1262611 >> 22)
+        power = 10 ** (places - 1) << exact + 53
+        OF_EXPONENT[i].power, OF_EXPONENT[i].half = power, power << 10
+        OF_EXPONENT[i].ten, OF_EXPONENT[i].missing = 10 ** places, 10 ** (16 - places)
     for i in range(10000):
         FOUR[i] = 0x30303030 + i // 1000 + (i // 100 % 10 << 8) + (i // 10 % 10 << 16) + (i % 10 << 24)
     memcpy(HEX_PAIRS, PyBytes_AS_STRING(bytes(range(256)).hex().encode()), 512)
@@ -198,61 +210,52 @@ cdef char* put_rare(char* out, uint64_t c, int64_t q) noexcept nogil:
 cdef inline char* put_real(char* out, double value) noexcept nogil:
     """Write a finite number as `repr` does; returns the place behind it. Up to 16 bytes behind that are written to.
 
-    In a unit of 10**-places by which the doubles around the number are 1 to 10 apart, the number is s + f, s whole and
-    f a fraction of 64 bits. Its shortest decimal is the multiple of 10 that is less than half of that distance away
-    or, if there is none, the nearest whole number. Where f is not exact enough to decide that, or the number is very
-    large or small, `put_rare` writes it.
+    In a unit of 10**-places by which the doubles around the number are 1 to 10 apart, a tenth of it is t + f, t whole
+    and f a fraction of 64 bits, exactly. Its shortest decimal is the multiple of 10 that is less than half of that
+    distance away or, if there is none, the nearest whole number. `put_rare` decides ties, and does all other numbers.
     """
-    cdef uint64_t bits, fraction, c, s, f, carry, below, above, whole, digit, near, front, back
-    cdef int64_t q, places, h, beyond
-    cdef const Power* power
+    cdef uint64_t bits, c, t, f, whole, digit, near, rest, front, back
+    cdef int64_t q, beyond
+    cdef const Exponent* e
     cdef int zeros
     memcpy(&bits, &value, 8)
     if bits >> 63:
         out[0] = b"-"
         out += 1
         value = -value
-    q = <int64_t>(bits >> 52 & 2047)
-    fraction = bits & ((<uint64_t>1 << 52) - 1)
-    if <uint64_t>(q - 1019) < 53:  # from 1 / 16 to 2**49
+    q = <int64_t>(bits >> 52 & 2047) - LOW_EXPONENT
+    if <uint64_t>q < EXPONENTS:
         whole = <uint64_t><int64_t>value
         if value == <double><int64_t>whole:
             out = put_whole(out, whole)
             memcpy(out, b".0", 2)
             return out + 2
-        places = -((q - 1075) * 1262611 >> 22)
-        if places <= 16 and fraction:          # else the gap to the left is half as wide
-            power = &POWERS_OF_TEN[places - LOW_POWER]
-            h = q - 1074 + (places * 1741647 >> 19)
-            c = (fraction | <uint64_t>1 << 52) << h
-            multiply(power.low, c, &carry)
-            f = multiply(power.high, c, &s) + carry
-            s += f < carry
-            digit = s % 10
-            below = digit << 60 | f >> 4       # to the multiples of 10, in units of 2**-60
-            above = (<uint64_t>10 << 60) - below
-            beyond = <int64_t>((below if below < above else above) - (power.high >> (5 - h)))
-            if not ((<uint64_t>(beyond + 8) <= 16) | (f - (<uint64_t>1 << 63) + 8 <= 16)):
-                # s += f >> 63 if beyond > 0 else (0 if below < above else 10) - digit, which nobody could predict
-                near = f >> 63
-                s += near ^ ((near ^ ((10 & -<uint64_t>(above <= below)) - digit)) & <uint64_t>(beyond >> 63))
-                # Whole part and fraction: no whole number is between the decimal and the double.
-                s = (s - whole * TEN[places]) * TEN[16 - places]
-                out = put_whole(out, whole)
-                out[0] = b"."
-                front = s // 100_000_000
-                back = eight(s - 100_000_000 * front)
-                front = eight(front)
-                put_word(out + 1, front)
-                put_word(out + 9, back)
-                back ^= ZEROS
-                near = -<uint64_t>(back == 0)
-                zeros = high_zero_bits(back | ((front ^ ZEROS) & near)) + <int>(near & 64)
-                return out + 17 - (zeros >> 3)
+        e = &OF_EXPONENT[q]
+        c = bits << 11 | <uint64_t>1 << 63
+        f = multiply(e.power, c, &t)
+        rest = multiply(f, 10, &digit)
+        beyond = <int64_t>((f if f < 0 - f else 0 - f) - e.half)
+        if beyond != 0 and rest != <uint64_t>1 << 63:
+            # near = 10 * (f >> 63) if beyond < 0 else digit + (rest >> 63), which nobody could predict
+            near = digit + (rest >> 63)
+            near ^= (near ^ (10 & (0 - (f >> 63)))) & <uint64_t>(beyond >> 63)
+            # Whole part and fraction: no whole number is between the decimal and the double.
+            t = (10 * t + near - whole * e.ten) * e.missing
+            out = put_whole(out, whole)
+            out[0] = b"."
+            front = t // 100_000_000
+            back = eight(t - 100_000_000 * front)
+            front = eight(front)
+            put_word(out + 1, front)
+            put_word(out + 9, back)
+            back ^= ZEROS
+            near = 0 - <uint64_t>(back == 0)
+            zeros = high_zero_bits(back | ((front ^ ZEROS) & near)) + <int>(near & 64)
+            return out + 17 - (zeros >> 3)
     if value == 0.0:
         memcpy(out, b"0.0", 3)
         return out + 3
-    return put_rare(out, fraction, q)
+    return put_rare(out, bits & ((<uint64_t>1 << 52) - 1), <int64_t>(bits >> 52 & 2047))
 
 
 cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
