@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mocker
-from mocker.replay import api
+from mocker.replay import api, stream
 
 TRACE = mocker.Trace.load(mocker.sample_trace_path()).head(700)
 ENGINE = {"block_size": 64, "num_gpu_blocks": 4096}
@@ -52,6 +52,7 @@ def often(monkeypatch):
     """Look at ended requests often, and change lanes often."""
     monkeypatch.setattr(api, "LANE_ROWS", 16)
     monkeypatch.setattr(api, "STREAM_PASSES", 40)
+    monkeypatch.setattr(stream, "BATCH_ROWS", 5)
 
 
 def close(report, expected):
@@ -83,6 +84,7 @@ def test_rows_and_report(tmp_path, often, name):
 
 def test_parquet_parts_and_sketches(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "LANE_ROWS", 100)
+    monkeypatch.setattr(stream, "BATCH_ROWS", 20)
     folder = tmp_path / "rows.parquet"
     options = options_of("four")
     streamed = mocker.simulate(TRACE, stream_to=folder, exact_gaps=50, **options)
@@ -130,8 +132,9 @@ def test_kill_9_leaves_whole_rows(tmp_path, suffix, workload):
     trace.write_bytes(gzip.decompress(mocker.sample_trace_path().read_bytes()))
     whole = mocker.simulate(trace, extra_engine_args=engine(), num_workers=2)
     expected = {int(row["row"]): row for row in map(json.loads, lines_of(whole, tmp_path))}
-    script = ("import sys, mocker; from mocker.replay import api, streamed; "
-              f"api.LANE_ROWS = streamed.LANE_ROWS = 256; args = mocker.MockEngineArgs(**{ENGINE}); "
+    script = ("import sys, mocker; from mocker.replay import api, stream, streamed; "
+              f"api.LANE_ROWS = streamed.LANE_ROWS = stream.BATCH_ROWS = 256; "
+              f"args = mocker.MockEngineArgs(**{ENGINE}); "
               f"mocker.simulate({workload}, extra_engine_args=args, num_workers=2, stream_to=sys.argv[2])")
     rng = random.Random(5)
     cut = 0

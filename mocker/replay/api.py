@@ -114,7 +114,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
     if exact_gaps is not None:
         cluster.collector.keep_gaps(exact_gaps)
     run = Run(cluster, workload, pools, 0.0, planning)
-    drain = None if stream is None else Drain(stream, n, partial(run_columns, run), partial(_kept, run))
+    drain = None if stream is None else Drain(stream, n, cluster, partial(run_columns, run), partial(_kept, run))
     passes = SLICE_PASSES if watch is None else watch.passes
     if drain is not None:
         passes = min(passes, STREAM_PASSES)
@@ -123,7 +123,7 @@ def _run(workload: Workload, pools: Pools, concurrency: int | None, cap_ms: floa
         if watch is not None:
             watch(cluster, workload.limit)
         if drain is not None:
-            drain.ended(_settled(cluster))
+            drain.ended()
         if progress is not None:
             progress(cluster.ended, n, cluster.last_timestamp())
 
@@ -157,15 +157,6 @@ def _kept(run: Run, rows: Any) -> dict[str, NDArray[Any]]:
             "input_length": w.prompt[rows], "output_length": w.limit[rows], "output_tokens": c["output_tokens"],
             "reused": c["reused_input_tokens"], "first_reused": c["first_reused_input_tokens"],
             "terminal": c["terminal"]}
-
-
-def _settled(cluster: Cluster) -> NDArray[np.bool_]:
-    """Which requests have ended, and with them everything that is said of them."""
-    ended: NDArray[np.bool_] = (cluster.collector.columns["terminal"] != 0) & ~np.isnan(cluster.arrival_of)
-    if isinstance(cluster, DisaggCluster):     # a source may be released after its request has ended
-        details = cluster.details
-        ended &= ~np.isnan(details["source_released_ms"]) | np.isnan(details["source_held_ms"])
-    return ended
 
 
 def set_up(workload: Workload, pools: Pools, cap_ms: float | None, routing: Routing, fast: FastPaths,

@@ -6,6 +6,7 @@ its name once it is complete. So a killed replay leaves every row that it had wr
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._collect import SampleLog
+from .._disagg import DisaggCluster
 from ..arrow_arrays import write_parquet
 from ..collector import Sla
 from ..extras import import_extra
@@ -23,9 +25,12 @@ from ..text import Writer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .._cluster import Cluster
+
     Columns = dict[str, NDArray[Any]]
 
 BATCH_ROWS = 8192                  # requests that are held as text or as a part
+HELD_S = 0.25                      # time that requests are held until there are so many
 SUFFIXES = (".jsonl", ".parquet")
 DISTRIBUTIONS = ("ttft", "ttst", "tpot", "e2e")
 
@@ -60,6 +65,7 @@ class RowStream:
             ("completed", "inputs", "outputs", "reused", "first_reused", "good", "good_outputs"), 0)
         self.totals |= {"duration_ms": 0.0, "terminal": [0] * 8}
         self.rows = 0
+        self.drain: Drain | None = None
         self._fd, self._part = -1, 0
         if path is None:
             return
@@ -156,44 +162,81 @@ class RowStream:
         return [("e2e_latency" if name == "e2e" else name) + "_ms" for name in names]
 
     def close(self) -> None:
-        """Bring everything to the disk."""
-        if self._fd >= 0:
-            self._out.close()
-            os.fsync(self._fd)
-            os.close(self._fd)
+        """Bring everything to the disk, what is held back included."""
+        try:
+            if self.drain is not None:
+                self.drain.flush()
+            if self._fd >= 0:
+                self._out.close()
+                os.fsync(self._fd)
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
             self._fd = -1
 
 
 class Drain:
-    """Takes requests that have ended from a running cluster to a stream.
+    """Takes requests that have ended from a running cluster to a stream, which also asks for them when it is closed.
 
     Parameters
     ----------
     stream : RowStream
     count : int
         Requests of the workload.
+    cluster : Cluster
     columns, kept : callable
         ``(rows) -> columns``, see `RowStream.add`.
     """
 
-    def __init__(self, stream: RowStream, count: int, columns: Callable[[NDArray[np.int64]], Columns],
+    def __init__(self, stream: RowStream, count: int, cluster: Cluster,
+                 columns: Callable[[NDArray[np.int64]], Columns],
                  kept: Callable[[NDArray[np.int64]], Columns]) -> None:
-        self._stream, self._columns, self._kept = stream, columns, kept
-        self._written = np.zeros(count, bool)
-        self._low = 0                          # every request before it is written
+        self._stream, self._cluster, self._columns, self._kept = stream, cluster, columns, kept
+        self._taken = np.zeros(count, np.bool_)
+        self._low = 0                          # every request before it is taken
+        self._held: list[NDArray[np.int64]] = []
+        self._holds, self._since = 0, time.monotonic()
+        stream.drain = self
 
-    def ended(self, settled: NDArray[np.bool_]) -> None:
-        """Write those that have ended since the last time, of a truth value for each request."""
-        self._write(self._low + np.flatnonzero(settled[self._low:] & ~self._written[self._low:]))
-        left = np.flatnonzero(~self._written[self._low:])
-        self._low += int(left[0]) if len(left) else len(self._written) - self._low
+    def ended(self) -> None:
+        """Take those that have ended since the last time, and write what makes a batch or has waited long enough."""
+        terminal = self._cluster.collector.columns["terminal"][self._low:]
+        rows = self._low + np.flatnonzero((terminal != 0) & ~self._taken[self._low:])
+        self._take(rows[self._settled(rows)])
+        if time.monotonic() - self._since > HELD_S:
+            self.flush()
+        elif self._holds >= BATCH_ROWS:
+            self._write(self._holds // BATCH_ROWS * BATCH_ROWS)
+
+    def _settled(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of requests that have ended, whether that is everything that is said of them."""
+        settled: NDArray[np.bool_] = ~np.isnan(self._cluster.arrival_of[rows])
+        if isinstance(self._cluster, DisaggCluster):           # a source may be released after its request has ended
+            details = self._cluster.details
+            settled &= ~np.isnan(details["source_released_ms"][rows]) | np.isnan(details["source_held_ms"][rows])
+        return settled
 
     def rest(self, arrival: NDArray[np.float64]) -> None:
         """Write all others that arrived."""
-        self._write(np.flatnonzero(~self._written & ~np.isnan(arrival)))
+        self._take(np.flatnonzero(~self._taken & ~np.isnan(arrival)))
+        self.flush()
 
-    def _write(self, rows: NDArray[np.int64]) -> None:
+    def _take(self, rows: NDArray[np.int64]) -> None:
+        self._taken[rows] = True
+        self._held.append(rows)
+        self._holds += len(rows)
+
+    def flush(self) -> None:
+        """Write what has ended."""
+        self._write(self._holds)
+
+    def _write(self, count: int) -> None:
+        rows = np.concatenate([np.empty(0, np.int64), *self._held])
+        rows, self._held = rows[:count], [rows[count:]]
+        self._holds -= count
         for start in range(0, len(rows), BATCH_ROWS):
             batch = rows[start:start + BATCH_ROWS]
             self._stream.add(self._columns(batch), self._kept(batch))
-        self._written[rows] = True
+        left = np.flatnonzero(~self._taken[self._low:])
+        self._low += int(left[0]) if len(left) else len(self._taken) - self._low
+        self._since = time.monotonic()
