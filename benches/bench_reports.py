@@ -1,10 +1,15 @@
-"""What recording and reports add to the replay that they describe, as shares of its CPU time, measured in turns.
+"""What reports add to the replay that they describe, as shares of its CPU time and of its time, measured in turns.
 
-The trace is repeated end to end until a replay takes some seconds, since a page has a constant part (copying
-plotly.js) that no longer matters then. The shares are in ``extra_info``.
+The shares are in ``extra_info``: of the shipped trace in this process and as a command, and of this trace repeated end
+to end. A replay counts from what it is given until everything of it is gone again.
 """
 from __future__ import annotations
 
+import functools
+import resource
+import shutil
+import subprocess
+import sys
 import time
 import tracemalloc
 
@@ -35,35 +40,75 @@ def long_trace(repeats: int) -> mocker.Trace:
     return mocker.Trace.from_columns(block_size=once.block_size, **columns)
 
 
-def cpu_time(call):
-    began = time.process_time()
-    result = call()
-    return time.process_time() - began, result
+KINDS = {
+    "recording": lambda run, to: run(recording=Recording()),
+    "recording and page": lambda run, to: run(recording=Recording()).write_html(to / "r.html"),
+    "recording and series, CSV": lambda run, to: run(recording=Recording()).write_timeseries(to / "s.csv"),
+    "recording and series, Parquet": lambda run, to: run(recording=Recording()).write_timeseries(to / "s.parquet"),
+    "recording, log and pass trace": lambda run, to: run(recording=Recording(passes=25_000)).write_pass_trace(
+        to / "t.json"),
+    "requests, JSON lines": lambda run, to: run().write_jsonl(to / "r.jsonl"),
+    "requests, CSV": lambda run, to: run().write_csv(to / "r.csv"),
+    "requests, Parquet": lambda run, to: run().write_parquet(to / "r.parquet"),
+    "streamed, JSON lines": lambda run, to: run(stream_to=to / "a.jsonl"),
+    "streamed, Parquet": lambda run, to: run(stream_to=to / "b.parquet"),
+}
+FLAGS = {
+    "page": ["--report-html", "r.html"], "pass trace": ["--trace-out", "t.json"],
+    "series, CSV": ["--timeseries", "s.csv"], "series, Parquet": ["--timeseries", "s.parquet"],
+    "requests, JSON lines": ["--per-request", "r.jsonl"], "requests, CSV": ["--per-request", "r.csv"],
+    "requests, Parquet": ["--per-request", "r.parquet"],
+}
+
+
+def spent():
+    """CPU time of this process and of those it has waited for, and time on the clock, s."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return np.array([time.process_time() + children.ru_utime + children.ru_stime, time.perf_counter()])
+
+
+def shares(plain, others, rounds, tmp_path):
+    """What each adds to the least time of `plain`, as [share of CPU time, share of the time on the clock]."""
+    least = dict.fromkeys(["", *others], np.full(2, np.inf))
+    for turn in range(rounds):
+        for i, (name, call) in enumerate([("", plain), *others.items()]):
+            to = tmp_path / f"{turn}-{i}"      # files that are there already take longer to write
+            to.mkdir()
+            began = spent()
+            call(to)
+            least[name] = np.minimum(least[name], spent() - began)
+            shutil.rmtree(to)
+    return {name: [round(float(share), 3) for share in least[name] / least[""] - 1.0] for name in others}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_share_of_the_time(benchmark, tmp_path, name):
-    trace, options = long_trace(REPEATS), CASES[name]
-    shares: dict[str, list[float]] = {}
-    for turn in range(3):
-        folder = tmp_path / str(turn)          # files that are there already take longer to write
-        plain, _ = cpu_time(lambda: simulate(trace, **options))
-        recorded, run = cpu_time(lambda: simulate(trace, recording=Recording(), **options))
-        logged, passes = cpu_time(lambda: simulate(trace, recording=Recording(passes=25_000), **options))
-        for what, spent, write in (
-                ("recording", recorded - plain, None),
-                ("recording and page", recorded - plain, lambda to=folder, run=run: run.write_html(to / "r.html")),
-                ("recording and series", recorded - plain,
-                 lambda to=folder, run=run: run.write_timeseries(to / "s.csv")),
-                ("recording, log and pass trace", logged - plain,
-                 lambda to=folder, run=passes: run.write_pass_trace(to / "t.json")),
-                ("requests as JSON lines", 0.0, lambda to=folder, run=run: run.write_jsonl(to / "r.jsonl")),
-                ("requests as CSV", 0.0, lambda to=folder, run=run: run.write_csv(to / "r.csv"))):
-            if write is not None:
-                spent += cpu_time(write)[0]
-            shares.setdefault(what, []).append(spent / plain)
-    benchmark.extra_info.update({what: round(min(values), 3) for what, values in shares.items()})
-    benchmark.pedantic(simulate, args=(trace,), kwargs=options, rounds=1)
+def test_long_replays(benchmark, tmp_path, name):
+    """Of 240,000 requests."""
+    run = functools.partial(simulate, long_trace(REPEATS), **CASES[name])
+    kinds = {kind: functools.partial(write, run) for kind, write in KINDS.items()}
+    benchmark.extra_info.update(shares(lambda to: run(), kinds, 3, tmp_path))
+    benchmark.pedantic(run, rounds=1)
+
+
+def test_one_short_replay(benchmark, tmp_path):
+    """Of the shipped trace, from its file."""
+    run = functools.partial(simulate, mocker.sample_trace_path(), num_workers=4)
+    kinds = {kind: functools.partial(write, run) for kind, write in KINDS.items()}
+    benchmark.extra_info.update(shares(lambda to: run(), kinds, 15, tmp_path))
+    benchmark.pedantic(run, rounds=1)
+
+
+def test_command(benchmark, tmp_path):
+    """`mocker replay` of the shipped trace, in a process of its own."""
+    command = [sys.executable, "-m", "mocker", "replay", str(mocker.sample_trace_path()), "--num-workers", "4",
+               "--quiet", "--report-json", "r.json"]
+
+    def run(flags, to):
+        subprocess.run([*command, *flags], cwd=to, check=True, capture_output=True)
+
+    kinds = {kind: functools.partial(run, flags) for kind, flags in FLAGS.items()}
+    benchmark.extra_info.update(shares(functools.partial(run, []), kinds, 6, tmp_path))
+    benchmark.pedantic(run, args=([], tmp_path), rounds=1)
 
 
 def test_memory_does_not_grow_with_the_run(benchmark, tmp_path):

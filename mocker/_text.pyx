@@ -28,7 +28,7 @@ cdef enum:
     NUMBER_BYTES = 48              # that a number takes at most, with what is written behind it
     BUFFER_BYTES = 1 << 18         # of text, which stay in the processor's cache until they are written
     ALIGNMENT = 1 << 16
-    ASIDE_BYTES = 1 << 23
+    ASIDE_BYTES = 1 << 23          # that are set aside at most
     REAL = 0                       # kinds of columns
     WHOLE = 1
     SHORT = 2                      # 32-bit whole numbers
@@ -431,6 +431,11 @@ cdef class Rows:
         return out - buffer
 
 
+def reserve(int fd, int64_t size):
+    """Set aside room for `size` bytes at the beginning of a file where the system can: writing them takes less then."""
+    set_aside(fd, 0, size)
+
+
 cdef class Writer:
     """Text on its way to a file, whose pages are written whole: one that is begun twice costs as much as three.
 
@@ -480,8 +485,8 @@ cdef class Writer:
         return 0
 
     cdef int give(self, int64_t n) except -1:
-        if self.fd >= 0 and 0 <= self.aside < self.written + n and self.written >= ASIDE_BYTES:
-            self.aside = set_aside(self.fd, self.written, n + ASIDE_BYTES)
+        if self.fd >= 0 and 0 <= self.aside < self.written + n and self.written:
+            self.aside = set_aside(self.fd, self.written, n + min(self.written, <int64_t>ASIDE_BYTES))
         self.into(PyMemoryView_FromMemory(self.buffer, n, PyBUF_READ))
         self.written += n
         self.used -= n

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._text import Writer, encoded, lines
+from ._text import Writer, encoded, lines, reserve
 from .report import compressed, write_atomically
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Writer", "csv_lines", "csv_text", "encoded", "json_lines", "json_text", "lines", "open_text"]
+__all__ = ["Writer", "csv_lines", "csv_text", "encoded", "json_lines", "json_text", "lines", "open_text", "reserve"]
 
 
 @contextlib.contextmanager

@@ -12,11 +12,12 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from html import escape
+from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..report import write_atomically
+from ..text import reserve
 from .compare import compare_reports
 from .definitions import DISTRIBUTIONS, OFFLOAD, OUTCOMES, STATISTICS, TIERS, TIME_PER_TOKEN, TOTALS
 from .library import packed, plotly
@@ -30,6 +31,7 @@ __all__ = ["write_html", "write_page"]
 _HERE = Path(__file__).parent
 _TITLE = "mocker report"
 _PAGE = 4096
+escape = functools.lru_cache(1024)(html_escape)        # definitions above all
 _STALLED_SHOWN = 100
 _EVENTS_SHOWN = 100
 
@@ -75,7 +77,9 @@ def write_page(path: str | os.PathLike[str], runs: Sequence[RunData]) -> Path:
         text = (head + "".join(_body(runs))).encode()
         if library is not None:
             text += b'<script type="text/plain" id="plotly">\n'
-            file.write(text + b"\n" * (-len(text) % _PAGE))    # whole pages of a file are copied faster
+            text += b"\n" * (-len(text) % _PAGE)                # whole pages of a file are copied faster
+            reserve(file.fileno(), len(text) + len(library))
+            file.write(text)
             file.write(library)
         else:
             file.write(text + b"<script>\n")

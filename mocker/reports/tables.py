@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrow_arrays import arrow_array
+from ..arrow_arrays import arrow_array, write_parquet
 from ..report import write_atomically
-from ..text import csv_lines, csv_text, open_text
+from ..text import csv_lines, csv_text, encoded, open_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,17 +53,18 @@ def write_timeseries(path: str | os.PathLike[str], timeline: Timeline) -> Path:
     if not name.endswith(".parquet"):
         return write_csv(path, columns)
     try:
-        pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        pa = importlib.import_module("pyarrow")
     except ImportError as error:
         raise ImportError("a .parquet file needs pyarrow, which is not installed: pip install 'mocker-llm[parquet]'; "
                           "or use .csv") from error
     arrays = {key: arrow_array(values, np.isnan(values) if values.dtype.kind == "f" else None)
               for key, values in columns.items() if key != "pool"}
-    pools, number = np.unique(columns["pool"].astype(str), return_inverse=True)
-    arrays["pool"] = pa.DictionaryArray.from_arrays(arrow_array(number.astype(np.int32)), arrow_array(pools))
+    numbers, pools = encoded(columns["pool"].tolist(), str.encode)
+    arrays["pool"] = pa.DictionaryArray.from_arrays(
+        arrow_array(numbers), arrow_array(np.array([pool.decode() for pool in pools], object)))
     table = pa.table({key: arrays[key] for key in columns})
     with write_atomically(path) as file:
-        pq.write_table(table, file, compression="zstd")
+        write_parquet(table, file)
     return Path(path)
 
 
