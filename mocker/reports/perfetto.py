@@ -6,6 +6,7 @@ and the pass of its first token to its last pass. Times are microseconds of simu
 """
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -152,13 +153,14 @@ def _flows(out: Writer, columns: dict[str, NDArray[Any]], timeline: Timeline,
            passes: dict[str, NDArray[Any]]) -> None:
     """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
     log = _Log(passes, len(timeline.workers))
-    found = sum(len(_points(columns, part, timeline, log)[0]) for part in parts(len(columns["row"])))
+    known = functools.lru_cache(1)(lambda start, stop: _points(columns, slice(start, stop), timeline, log))
+    found = sum(len(known(part.start, part.stop)[0]) for part in parts(len(columns["row"])))
     step = max(-(-found // MAX_FLOWS), 1)
     middle = np.round((passes["start_ms"] + passes["end_ms"]) * 500.0, 3)
     ids = columns.get("request_id")
     seen = 0
     for part in parts(len(columns["row"])):
-        rows, *points = _points(columns, part, timeline, log)
+        rows, *points = known(part.start, part.stop)
         chosen = slice(-seen % step, None, step)
         seen += len(rows)
         row, first_worker, last_worker, admit, first, last = (values[chosen] for values in (rows, *points))
