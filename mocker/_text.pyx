@@ -349,9 +349,9 @@ cdef class Rows:
                 if self.rows and not 0 <= values.min() <= values.max() < len(texts):
                     raise ValueError(f"a number of a text is not below {len(texts)}")
                 c.short = &short[0] if self.rows else NULL
-            elif values.dtype == np.float64:
+            elif values.dtype.kind == "f":
                 c.kind = REAL
-                real = values = np.ascontiguousarray(values)
+                real = values = np.ascontiguousarray(values, np.float64)
                 c.real = &real[0] if self.rows else NULL
             elif values.dtype == np.int32 and c.kind != HEX:
                 c.kind = SHORT

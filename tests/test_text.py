@@ -42,6 +42,7 @@ def test_whole_numbers_and_missing_ones():
     assert column_text(values) == [str(x) for x in values.tolist()]
     assert column_text((values, True))[:3] == ["0", "?", "7"]
     assert column_text(np.array([3, -1], np.int32)) == ["3", "-1"]
+    assert column_text(np.array([0.5, np.nan, 3.0], np.float32)) == ["0.5", "?", "3.0"]
 
 
 def test_long_texts_and_many_columns():
