@@ -74,11 +74,12 @@ def kv_router() -> float:
                     lambda: replay(router_mode="kv_router", fast_forward=False), 3)
 
 
-def short() -> float:
-    """What 100 different configurations of 1,000 requests pay besides the engine, by the engine."""
+def short(workers: int) -> float:
+    """What 1,000 different configurations of 1,000 requests pay besides the engine, by the engine."""
     trace, draw, engine = TRACE.head(1000), random.Random(1), [0.0]
-    configs = [{"num_gpu_blocks": draw.randrange(8192, 20_000), "max_num_seqs": draw.randrange(100, 300),
-                "block_size": draw.choice([64, 128, 512]), "speedup_ratio": draw.uniform(0.5, 2)} for _ in range(100)]
+    configs = [{"num_gpu_blocks": draw.randrange(8192, 65536), "max_num_seqs": draw.randrange(64, 512),
+                "max_num_batched_tokens": draw.randrange(1024, 16384), "speedup_ratio": draw.uniform(1, 2)}
+               for _ in range(1000)]
     lanes = api.run_lanes
 
     def timed(*arguments: object) -> None:
@@ -89,10 +90,11 @@ def short() -> float:
     best = [[float("inf")] * 2 for _ in configs]
     api.run_lanes = timed
     try:
-        for _ in range(8):
+        for _ in range(4):
             for config, least in zip(configs, best, strict=True):
                 began = time.perf_counter()
-                _ = mocker.simulate(trace, extra_engine_args=mocker.MockEngineArgs(**config), num_workers=4).report
+                args = mocker.MockEngineArgs(**config)
+                _ = mocker.simulate(trace, extra_engine_args=args, num_workers=workers).report
                 whole = time.perf_counter() - began
                 least[0], least[1] = min(least[0], whole - engine[0]), min(least[1], engine[0])
     finally:
@@ -152,7 +154,8 @@ RATIOS = {
     "fast": Ratio("fast path / plain path", fast_forward, 0.6),
     "calendar": Ratio("a saturated worker with a calendar / without", calendar, 0.85),
     "router": Ratio("fast path / plain path, KV router", kv_router, 0.8),
-    "short": Ratio("1,000 requests: set-up and report / engine", short, 0.3),
+    "short": Ratio("1,000 requests: set-up and report / engine", lambda: short(4), 0.15),
+    "short_one": Ratio("the same with one worker", lambda: short(1), 0.18),
     "growth": Ratio("time a request, 120,000 / 12,000", growth, 1.6),
     "streamed": Ratio("trace read on the way / before", streamed, 2.0),
     "memory": Ratio("streamed, peak memory, 385,000 / 192,000 requests", memory, 1.3),

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
@@ -17,6 +18,7 @@ import pytest
 import mocker
 from mocker.cli import main
 from mocker.sweeps import grid, simulate_keywords
+from mocker.sweeps.backends import make_backend
 
 SPEC = mocker.SyntheticSpec(200, 20, 60, arrival_interval_ms=5.0, turns_per_session=2, inter_turn_delay_ms=50.0)
 GRID = {"num_workers": [1, 2, 3], "num_gpu_blocks": [64, 256], "router_mode": ["round_robin", "kv_router"],
@@ -256,3 +258,23 @@ def test_command_refuses_bad_input(tmp_path, capsys):
         assert match in capsys.readouterr().err
     assert main(["sweep", *synthetic, "--grid", "num_workers=0"]) == 1
     assert "every configuration failed" in capsys.readouterr().err
+
+
+def test_threads_pass_on_what_a_task_raises_and_end():
+    def task(workload, item, settings):
+        if item == 3:
+            raise KeyboardInterrupt
+        return {"report": {"sum": workload + item + settings}}
+
+    before = threading.active_count()
+    backend = make_backend("threads", 2, task, 10, 100)
+    backend.submit(0, 1)
+    assert backend.finished() == [(0, {"report": {"sum": 111}})]
+    backend.submit(1, 3)
+    with pytest.raises(KeyboardInterrupt):
+        backend.finished()
+    for index in range(2, 50):
+        backend.submit(index, 1)               # which nobody will wait for
+    backend.close()
+    assert threading.active_count() == before
+    make_backend("threads", 2, task, 10, 100).close()

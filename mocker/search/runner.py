@@ -15,7 +15,7 @@ from ..args import MockEngineArgs
 from ..replay import simulate
 from ..sweeps.backends import make_backend
 from ..sweeps.configs import Config, config_key, plain_config, simulate_keywords
-from ..sweeps.evaluate import DEFAULT_KEYS, WorkloadLike, load_workload, look_up
+from ..sweeps.evaluate import DEFAULT_KEYS, WorkloadLike, chosen, load_workload
 from ..sweeps.journal import Journal, workload_fingerprint
 from ..sweeps.run import Meter, Progress
 from ..sweeps.table import SweepTable
@@ -79,7 +79,7 @@ def judge(workload: WorkloadLike, item: Mapping[str, Any], settings: Mapping[str
             config = item["config"] if seed is None else {**item["config"], "router_seed": seed}
             watch = Watch(bounds + limits) if settings["stop_early"] else None
             report = simulate(workload, **simulate_keywords(config), _watch=watch or None).report
-            reports.append({key: look_up(report, key) for key in settings["keys"]})
+            reports.append(chosen(report, settings["keys"]))
             worst = max(worst, violation(bounds, report))
     except Hopeless as end:
         return {"report": {}, "violation": 2.0 - end.ended, "stopped": end.ended}

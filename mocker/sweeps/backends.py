@@ -9,7 +9,9 @@ from __future__ import annotations
 import concurrent.futures as futures
 import os
 import queue
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +55,49 @@ class _Bound:
 
 def _call(bound: _Bound, item: Any) -> Outcome:
     return bound(item)
+
+
+class _OnThreads:
+    """Threads of its own, without an executor's futures, which cost a twentieth of a short simulation."""
+
+    def __init__(self, run: Callable[[Any], Outcome], count: int) -> None:
+        self.room, self._run, self._count = 2 * count, run, count
+        self._todo: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, Outcome | BaseException]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def _work(self) -> None:
+        while (task := self._todo.get()) is not None:
+            outcome: Outcome | BaseException
+            try:
+                outcome = self._run(task[1])
+            except BaseException as error:
+                outcome = error
+            self._done.put((task[0], outcome))
+
+    def submit(self, index: int, item: Any) -> None:
+        if len(self._threads) < self._count:
+            self._threads.append(threading.Thread(target=self._work, name=f"mocker-sweep-{len(self._threads)}"))
+            self._threads[-1].start()
+        self._todo.put((index, item))
+
+    def finished(self) -> list[tuple[int, Outcome]]:
+        out: list[tuple[int, Outcome]] = []
+        while not out or not self._done.empty():
+            index, outcome = self._done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            out.append((index, outcome))
+        return out
+
+    def close(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._todo.get_nowait()
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 class _OnExecutor:
@@ -210,7 +255,7 @@ def make_backend(backend: Any, workers: int | None, task: Task, workload: Worklo
     count = workers or cpu_count()
     bound = _Bound(task, workload, settings)
     if backend == "threads":
-        return _OnExecutor(futures.ThreadPoolExecutor(count), 2 * count, bound, True)
+        return _OnThreads(bound, count)
     if backend == "processes":
         return _OnProcesses(bound, count)
     if backend == "dask":

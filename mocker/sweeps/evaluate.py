@@ -48,6 +48,11 @@ def look_up(report: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def chosen(report: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Values of a report as `look_up` finds them, by key."""
+    return {key: report[key] if key in report else look_up(report, key) for key in keys}
+
+
 def evaluate(workload: WorkloadLike, config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """Simulate one configuration.
 
@@ -58,6 +63,6 @@ def evaluate(workload: WorkloadLike, config: Mapping[str, Any], keys: Sequence[s
     """
     try:
         report = simulate(workload, **simulate_keywords(config)).report
-        return {"report": {key: look_up(report, key) for key in keys}}
+        return {"report": chosen(report, keys)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
