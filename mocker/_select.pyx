@@ -117,29 +117,36 @@ cdef double handful_weighted(const double* v, const int64_t* w, int64_t n, int64
 
 # ---- by bins ------------------------------------------------------------------------------------------------------
 
+cdef inline bint spread(const double* v, int64_t n, Scale* s) noexcept nogil:
+    """Bins over n samples >= 0, of which the least has the first; false if all are the same."""
+    cdef double low = v[0], high = v[0]
+    cdef int64_t i
+    for i in range(1, n):
+        low = v[i] if v[i] < low else low
+        high = v[i] if v[i] > high else high
+    s.base, s.shift = bits_of(low), 0
+    while (bits_of(high) - s.base) >> s.shift >= SUB_BINS:
+        s.shift += 1
+    return low < high
+
+
+cdef inline uint64_t place(Scale s, double value) noexcept nogil:
+    return (bits_of(value) - s.base) >> s.shift
+
+
 cdef double select_weighted(const double* v, const int64_t* w, int64_t n, int64_t rank, double* spare,
                             int64_t* spare_weights) noexcept nogil:
     """Value at `rank` of a multiset of n values >= 0 with weights; `spare` and `spare_weights` have room for n."""
     cdef int64_t[SUB_BINS] held
     cdef int64_t i, used
-    cdef uint64_t b, base, span
-    cdef double low, high
-    cdef int shift
+    cdef uint64_t b
+    cdef Scale s
     while n > HANDFUL:
-        low = high = v[0]
-        for i in range(1, n):
-            low = v[i] if v[i] < low else low
-            high = v[i] if v[i] > high else high
-        if low == high:
-            return low
-        base = bits_of(low)
-        span = bits_of(high) - base
-        shift = 0
-        while span >> shift >= SUB_BINS:
-            shift += 1
+        if not spread(v, n, &s):
+            return v[0]
         memset(held, 0, sizeof(held))
         for i in range(n):
-            held[(bits_of(v[i]) - base) >> shift] += w[i]
+            held[place(s, v[i])] += w[i]
         b = 0
         while rank >= held[b]:
             rank -= held[b]
@@ -147,7 +154,7 @@ cdef double select_weighted(const double* v, const int64_t* w, int64_t n, int64_
         used = 0
         for i in range(n):                     # never ahead of what is read, so that it may be the same array
             spare[used], spare_weights[used] = v[i], w[i]
-            used += (bits_of(v[i]) - base) >> shift == b
+            used += place(s, v[i]) == b
         v, w, n = spare, spare_weights, used
     return handful_weighted(v, w, n, rank)
 
@@ -156,24 +163,14 @@ cdef double select_narrowed(double* v, int64_t n, int64_t rank) noexcept nogil:
     """The same of n samples >= 0 without weights, which are used up."""
     cdef int32_t[SUB_BINS] held
     cdef int64_t i, used
-    cdef uint64_t b, base, span
-    cdef double low, high
-    cdef int shift
+    cdef uint64_t b
+    cdef Scale s
     while n > HANDFUL:
-        low = high = v[0]
-        for i in range(1, n):
-            low = v[i] if v[i] < low else low
-            high = v[i] if v[i] > high else high
-        if low == high:
-            return low
-        base = bits_of(low)
-        span = bits_of(high) - base
-        shift = 0
-        while span >> shift >= SUB_BINS:
-            shift += 1
+        if not spread(v, n, &s):
+            return v[0]
         memset(held, 0, sizeof(held))
         for i in range(n):
-            held[(bits_of(v[i]) - base) >> shift] += 1
+            held[place(s, v[i])] += 1
         b = 0
         while rank >= held[b]:
             rank -= held[b]
@@ -181,7 +178,7 @@ cdef double select_narrowed(double* v, int64_t n, int64_t rank) noexcept nogil:
         used = 0
         for i in range(n):
             v[used] = v[i]
-            used += (bits_of(v[i]) - base) >> shift == b
+            used += place(s, v[i]) == b
         n = used
     return handful(v, n, rank)
 
