@@ -95,8 +95,11 @@ cdef bint settled(Gaps* g) noexcept nogil:
 
 
 cdef bint log_describe(Gaps* g, Described* gap, Described* rate) noexcept nogil:
-    """What is said of a log and of 1000 / value over its values above 0; false if memory is short."""
-    return settled(g) and log_described(g.summary, g.values, g.weights, g.used, gap, rate)
+    """What is said of a log and of 1000 / value over its values above 0; false if memory is short.
+
+    The same, to the last bit, whether it was folded on the way or kept whole.
+    """
+    return settled(g) and log_described(g.summary, g.values, g.weights, g.used, fold_step(g), gap, rate)
 
 
 cdef tuple log_statistics(Gaps* g):

@@ -37,8 +37,8 @@ cdef LogSummary* summary_new() noexcept nogil
 cdef void summary_free(LogSummary* s) noexcept nogil
 cdef bint summary_sketch(LogSummary* s, const double* values, const int64_t* weights) noexcept nogil
 cdef void summary_add(LogSummary* s, const double* values, const int64_t* weights, int64_t n) noexcept nogil
-cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Described* gap,
-                        Described* rate) noexcept nogil
+cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, int64_t step,
+                        Described* gap, Described* rate) noexcept nogil
 cdef Described plain_described(double* v, int64_t n, double* spare) noexcept nogil
 cdef dict mapping(const Described* d)
 cdef double fine_value(int64_t bin) noexcept nogil

@@ -480,13 +480,27 @@ cdef bint describe_log(LogSummary* s, const double* values, const int64_t* weigh
     return ok
 
 
-cdef bint describe_short(const double* values, const int64_t* weights, int64_t n, Moments* gap, Moments* rate,
-                         double* at, double* rates_at) noexcept nogil:
-    """The same of a log of which nothing is folded in; false if memory is short."""
+cdef bint describe_short(const double* values, const int64_t* weights, int64_t n, int64_t step, Moments* gap,
+                         Moments* rate, double* at, double* rates_at) noexcept nogil:
+    """The same of a log of which nothing is folded in; false if memory is short.
+
+    With a `step` sums are rounded as if so many entries had been folded in at a time.
+    """
     cdef int64_t[2 * N_PERCENTILES] ranks
     cdef double[2 * N_PERCENTILES] found
+    cdef Moments folded, folded_rate, part, part_rate
+    cdef int64_t first = 0
     cdef int i, count = N_PERCENTILES
-    chunk_moments(values, weights, n, gap, rate)
+    moments_start(&folded)
+    moments_start(&folded_rate)
+    while step > 0 and n - first - 2 >= step:  # at the next entry but one
+        chunk_moments(values + first, weights + first, step, &part, &part_rate)
+        moments_merge(&folded, &part)
+        moments_merge(&folded_rate, &part_rate)
+        first += step
+    chunk_moments(values + first, weights + first, n - first, gap, rate)
+    moments_merge(gap, &folded)
+    moments_merge(rate, &folded_rate)
     if gap.total == 0:
         return True
     for i in range(N_PERCENTILES):
@@ -503,18 +517,19 @@ cdef bint describe_short(const double* values, const int64_t* weights, int64_t n
     return True
 
 
-cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, Described* gap,
-                        Described* rate) noexcept nogil:
+cdef bint log_described(LogSummary* s, const double* values, const int64_t* weights, int64_t n, int64_t step,
+                        Described* gap, Described* rate) noexcept nogil:
     """What is said of a log and of the rates, the entries that are not folded in included; false if memory is short.
 
-    `n` entries are there: all of them, or with fine bins only those that are not folded in. Without a summary none is.
+    `n` entries are there: all of them, or with fine bins only those that are not folded in. Without a summary none is;
+    `step` is then as of `describe_short`.
     """
     cdef Moments of_gaps, of_rates
     cdef double[N_PERCENTILES] at
     cdef double[N_PERCENTILES] rates_at
     cdef bint ok
     if s == NULL:
-        ok = describe_short(values, weights, n, &of_gaps, &of_rates, at, rates_at)
+        ok = describe_short(values, weights, n, step, &of_gaps, &of_rates, at, rates_at)
     else:
         ok = describe_log(s, values, weights, n, &of_gaps, &of_rates, at, rates_at)
     gap[0], rate[0] = described(&of_gaps, at), described(&of_rates, rates_at)
@@ -546,6 +561,6 @@ def weighted_statistics(values, weights, bint rates=False):
         raise ValueError(f"weights has {len(w)} elements, values has {len(v)}")
     if len(v) == 0:
         return {"samples": 0}
-    if not log_described(NULL, &v[0], &w[0], len(v), &d[0], &d[1]):
+    if not log_described(NULL, &v[0], &w[0], len(v), 0, &d[0], &d[1]):
         raise MemoryError
     return mapping(&d[rates])

@@ -375,3 +375,14 @@ def test_tiers_below_the_pools(more):
     whole = simulate(trace(17), **arguments)
     sim = cut(open_simulation(trace(17), **arguments), 3)
     same(sim.result(), whole)
+
+
+@pytest.mark.parametrize(("rows", "workers"), [(6000, 2), (12_031, 1)])
+def test_long_logs_of_gaps_come_to_the_same_bits(rows, workers):
+    """`simulate` sums them up in parts as they grow, a replay in pieces keeps them whole."""
+    work = Trace.load(mocker.sample_trace_path()).head(rows)
+    sim = open_simulation(work, num_workers=workers)
+    sim.run_completions(rows // 2)
+    sim.run_completions(rows)
+    same(sim.result(), simulate(work, num_workers=workers))
+    assert len(sim._cluster.collector.gap_log()[0]) > 2**15

@@ -117,8 +117,10 @@ def simulate_keywords(config: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(config: Mapping[str, Any]) -> Config:
     """A configuration with its groups of settings taken apart; single settings win over those of groups."""
     keywords, engine, _ = _names()
-    groups = [name for name, value in config.items() if isinstance(value, Mapping) and "." not in name
-              and name not in keywords and name not in engine and name not in _OBJECTS]
+    groups = [name for name, value in config.items() if name not in engine and name not in keywords
+              and name not in _OBJECTS and "." not in name and isinstance(value, Mapping)]
+    if not groups:
+        return dict(config)
     out: Config = {}
     for name in groups:
         if not all(isinstance(inner, str) for inner in config[name]):
