@@ -459,8 +459,8 @@ cdef class Cluster(Lanes):
                             return True
                     elif c.steady and self.fast & FAST_CLOCK:
                         until = INFINITY
-                        if c.n_waiting == 0 or self.limit_active > 0 or self.overtaking:
-                            until = self.next_ready()
+                        if c.n_waiting == 0 or self.limit_active > 0 or self.overtaking or self.impatient:
+                            until = self.next_ready()      # or else whoever comes has to wait anyway
                         until = min(min(until, self.next_cancel()), self.horizon)
                         c.end_ms = self.forward(worker, c.end_ms, until)
                 self.busy[worker] = 1

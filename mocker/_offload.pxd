@@ -258,6 +258,11 @@ cdef inline double offload_due(Offload* o) noexcept nogil:
     return min(min(at, other), o.fresh_at)
 
 
+cdef inline bint offload_stirs(Offload* o) noexcept nogil:
+    """Whether a look may find something new though nothing is due: to be booked, or come from a tier of all."""
+    return o.n_ready > 0 or (o.n_parked + o.n_dropped > 0 and (o.world.g3.there or o.world.g4.there))
+
+
 cdef inline bint offload_still(Offload* o, double now) noexcept nogil:
     """Let time pass up to `now` if nothing ends by then, and nothing waits to be booked."""
     if (o.n_ready > 0 or o.n_dropped > 0 or o.fresh.blocks > 0 or o.g2.changes_used > 0 or o.world.g3.there

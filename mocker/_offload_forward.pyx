@@ -21,7 +21,7 @@ from mocker._collect cimport gaps_add
 from mocker._common cimport ERR_MEMORY, NIL, POLICY_TRTLLM, WORKER_PREFILL, grown, int32_t, int64_t
 from mocker._core cimport STOP_WAIT, Core, Request
 from mocker._kv cimport pool_reserve
-from mocker._offload cimport Going, Offload, clock_set, granted, must_wait, offload_due, soon
+from mocker._offload cimport Going, Offload, clock_set, granted, must_wait, offload_due, offload_stirs, soon
 from mocker._offload_pass cimport tiers_begin, tiers_deny
 from mocker._requests cimport waiting_next
 from mocker._timing cimport timing_step_ms, timing_varies
@@ -336,7 +336,7 @@ cdef double tiers_forward(Core* c, double now, double until, double last_start) 
     s.passes = s.places = s.waiting = 0
     while now < until and now <= last_start:
         due = offload_due(o)
-        if not looked and (o.n_ready > 0 or (due < INFINITY and (not o.alone or now >= soon(due)))):
+        if not looked and (offload_stirs(o) or (due < INFINITY and (not o.alone or now >= soon(due)))):
             tiers_begin(c, now)
             looked = True
             if c.n_waiting != waiting or not still_held(c, why):
@@ -370,11 +370,10 @@ cdef double tiers_forward(Core* c, double now, double until, double last_start) 
                 break
         else:
             most, rest = INT64_MAX - s.passes, until
-            if due < INFINITY:
-                if o.alone and now < soon(due):
-                    rest = min(until, soon(due))
-                else:
-                    most = 1
+            if due < INFINITY and o.alone and now < soon(due):
+                rest = min(until, soon(due))
+            elif due < INFINITY or offload_stirs(o):
+                most = 1
             if not all_inside(c, &s, &now, rest, last_start, most):
                 break
         looked = False

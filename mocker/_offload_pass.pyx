@@ -14,7 +14,7 @@ from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_to
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
     DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, clock_set, offload_computed, offload_due,
-    offload_still, offload_tick, soon)
+    offload_still, offload_stirs, offload_tick, soon)
 from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
@@ -92,10 +92,10 @@ cdef double tiers_rest(Core* c, double until) noexcept nogil:
     """Up to when, and not after `until`, passes need not look below; 0 if the next one has to."""
     cdef Offload* o = <Offload*>c.tiers
     cdef double due = offload_due(o)
+    if offload_stirs(o) or (due < INFINITY and not o.alone):
+        return 0.0
     if not (due < INFINITY):
         return until
-    if not o.alone or o.n_ready > 0:
-        return 0.0
     return min(until, soon(due))
 
 

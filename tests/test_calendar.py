@@ -82,10 +82,10 @@ def large_case(seed: int) -> tuple[list[dict], dict]:
     return rows, options
 
 
-def tiered_case(seed: int) -> tuple[list[dict], dict]:
+def tiered_case(seed: int, name: str = "calendar tiers") -> tuple[list[dict], dict]:
     """The same above small tiers and slow links."""
     rows, options = large_case(seed)
-    below = tiers(random.Random(f"calendar tiers/{seed}"))
+    below = tiers(random.Random(f"{name}/{seed}"))
     for pool in ("extra_engine_args", "prefill_engine_args", "decode_engine_args"):
         if pool in options:
             options[pool] = options[pool].replace(enable_prefix_caching=True, **below)
@@ -117,6 +117,14 @@ def test_a_calendar_changes_no_bit(case, tmp_path):
                      f"seed {seed}, calendar={least}, clock={clock}")
         seen.update({name: value for name, value in want.report.get("offload", {}).items() if isinstance(value, int)})
     assert case is large_case or (seen["blocked_allocations"] > 20 * COUNT and seen["promotions"] > COUNT // 4)
+
+
+def test_blocks_come_from_the_disk_while_passes_are_skipped(tmp_path):
+    """A promotion that waits for a shared tier goes on at the next look, though nothing moves on a link."""
+    rows, options = tiered_case(22190, "lt")
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    same(simulate(path, **options), simulate(path, fast_forward=False, **options), "disk")
 
 
 @pytest.mark.parametrize("case", [large_case, tiered_case])

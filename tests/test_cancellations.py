@@ -137,3 +137,14 @@ def test_read_and_written(tmp_path):
         with pytest.raises(TraceError, match=text) as caught:
             load(path, block_size=4)
         assert (caught.value.line, caught.value.field) == (2, "cancel_after_ms")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_whoever_comes_and_gives_up_behind_others_is_seen(fast):
+    """Passes that are skipped, since whoever comes has to wait anyway, stop for clients without patience."""
+    trace = Trace.from_columns(arrival_ms=[0.0, 1.0, 100.0], input_length=[64] * 3, output_length=[200, 200, 2],
+                               block_size=64, hash_offsets=[0, 1, 2, 3], hash_ids=np.arange(3, dtype=np.uint64),
+                               cancel_after_ms=[np.nan, np.nan, 50.0])
+    result = simulate(trace, extra_engine_args=MockEngineArgs(block_size=64, num_gpu_blocks=1000, max_num_seqs=1),
+                      max_sim_time_ms=250.0, fast_forward=fast)
+    assert list(result.per_request["terminal_status"]) == ["incomplete", "incomplete", "canceled"]
