@@ -34,12 +34,16 @@ cdef void marks_carry(Carrier* io, Marks* m) noexcept nogil:
 
 cdef void catalog_carry(Carrier* io, Catalog* c) noexcept nogil:
     cdef int64_t places = <int64_t>c.numbers.mask + 1
+    cdef int i
     carry_array(io, <void**>&c.items, c.used, c.cap, sizeof(Origin))
+    for i in range(2):
+        carry_array(io, <void**>&c.direct[i].numbers, c.direct[i].cap, c.direct[i].cap, sizeof(int32_t))
     carry_array(io, <void**>&c.numbers.places, places, places, sizeof(Place))
 
 
 cdef void link_carry(Carrier* io, Link* k) noexcept nogil:
     carry_array(io, <void**>&k.active, k.used, k.cap, sizeof(Transfer))
+    carry_array(io, <void**>&k.left, k.used, k.cap, sizeof(double))
     carry_array(io, <void**>&k.landing, k.landing_used, k.landing_cap, sizeof(Transfer))
     carry_array(io, <void**>&k.done, k.done_used, k.done_cap, sizeof(Transfer))
 

@@ -499,7 +499,10 @@ cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexc
 
 cdef int32_t catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil:
     """Note where the segment of an element comes from; its number in the catalog."""
-    cdef int32_t number = catalog_add(
+    cdef int32_t number = catalog_number(p.catalog, path.keys[i])
+    if number != NIL:
+        return number
+    number = catalog_add(
         p.catalog, path.keys[i], path.keys[i - 1] if i > 0 else 0,
         path.ends[i - 1] - element_begin(path, i - 1) - 1 if i > 0 else NIL, path.local[i] if path.local != NULL else 0)
     if number == NIL:

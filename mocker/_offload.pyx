@@ -13,7 +13,7 @@ promotion O(log runs of a tier) a span; with a remote store, and while batches q
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
 
-from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t, uint64_t
 from mocker._kv cimport path_free
 from mocker._kv_kept cimport pool_unpin
 from mocker._offload_blocks cimport Block, Cursor, catalog_free, set_discard, set_free, set_has, spans_clear
@@ -32,6 +32,7 @@ cdef void world_init(World* w) noexcept nogil:
     cdef int i
     for i in range(1024):
         w.g3.owed[i] = w.g4.owed[i] = INFINITY
+    w.catalog.direct[1].base = <uint64_t>1 << 63       # where generated blocks' keys begin
 
 
 cdef void shared_free(Shared* s) noexcept nogil:
@@ -50,6 +51,7 @@ cdef void world_free(World* w) noexcept nogil:
 
 cdef void offload_init(Offload* o) noexcept nogil:
     """Lanes of a worker whose configuration, tiers and links are set; the rest is zeroed memory."""
+    o.catalog.direct[1].base = (<uint64_t>1 << 63) + (<uint64_t>o.worker << 40)
     o.free_lease = NIL
     o.fresh_at = INFINITY
     o.lane.limit = o.lane4.limit = o.batch_size

@@ -53,11 +53,18 @@ cdef struct Origin:                # what a segment's first block follows
     int32_t parent                 # number of the segment that it follows
 
 
+cdef struct Direct:                # segments whose keys follow each other closely: their numbers without a search
+    uint64_t base                  # the first key
+    int32_t* numbers               # [cap] by key less `base`; NIL: not known
+    uint64_t cap
+
+
 cdef struct Catalog:               # every segment that was ever resident
     Origin* items                  # [used] by number
     int64_t cap
     int64_t used
-    KeyMap numbers
+    Direct direct[2]               # stretches of a trace, generated blocks: keys without and with the highest bit
+    KeyMap numbers                 # the others
 
 
 cdef bint spans_add(Spans* s, Span part, int64_t cut) noexcept nogil
@@ -68,9 +75,16 @@ cdef void set_discard(BlockSet* s, Block b) noexcept nogil
 cdef void set_free(BlockSet* s) noexcept nogil
 cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t parent_at,
                          uint64_t local) noexcept nogil
-cdef int32_t catalog_number(Catalog* c, uint64_t key) noexcept nogil
+cdef int32_t catalog_search(Catalog* c, uint64_t key) noexcept nogil
 cdef Origin* catalog_find(Catalog* c, uint64_t key) noexcept nogil
 cdef void catalog_free(Catalog* c) noexcept nogil
+
+
+cdef inline int32_t catalog_number(Catalog* c, uint64_t key) noexcept nogil:
+    """NIL if the segment is not known."""
+    cdef Direct* d = &c.direct[key >> 63]
+    cdef uint64_t i = key - d.base
+    return d.numbers[i] if i < d.cap else catalog_search(c, key)
 
 
 cdef inline uint64_t block_mix(Block b) noexcept nogil:

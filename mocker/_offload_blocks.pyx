@@ -3,9 +3,14 @@
 
 Lists are kept as spans, since blocks move together. Costs: a look-up O(1); a list O(spans).
 """
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
 
 from mocker._common cimport NIL, grown, int32_t, int64_t, uint8_t, uint64_t
+
+cdef enum:
+    FEW = 1024                     # places for direct keys, however few segments there are
+    SPARSE = 8                     # places a segment
 
 
 # ---- lists of blocks --------------------------------------------------------------------------------------------
@@ -162,8 +167,8 @@ cdef bint map_grow(KeyMap* m) noexcept nogil:
     return True
 
 
-cdef int32_t catalog_number(Catalog* c, uint64_t key) noexcept nogil:
-    """NIL if the segment is not known."""
+cdef int32_t catalog_search(Catalog* c, uint64_t key) noexcept nogil:
+    """Number of a segment whose key is not a direct one; NIL if it is not known."""
     cdef KeyMap* m = &c.numbers
     cdef uint64_t at
     if m.used == 0:
@@ -172,6 +177,31 @@ cdef int32_t catalog_number(Catalog* c, uint64_t key) noexcept nogil:
     while m.places[at].value != NIL and m.places[at].key != key:
         at = (at + 1) & m.mask
     return m.places[at].value
+
+
+cdef int32_t* direct_place(Catalog* c, uint64_t key) noexcept nogil:
+    """Where a new segment's number goes if its key is a direct one, or becomes one; else NULL.
+
+    There are at most `SPARSE` times as many places as segments, and a few more.
+    """
+    cdef Direct* d = &c.direct[key >> 63]
+    cdef uint64_t i = key - d.base, k, cap
+    cdef int64_t number
+    cdef int32_t* moved
+    if i >= d.cap:
+        if i >= FEW + SPARSE * <uint64_t>c.used:
+            return NULL
+        cap = max(i + 1, min(2 * d.cap, FEW + SPARSE * <uint64_t>c.used))
+        moved = <int32_t*>realloc(d.numbers, cap * sizeof(int32_t))
+        if moved == NULL:
+            return NULL
+        memset(moved + d.cap, 0xFF, (cap - d.cap) * sizeof(int32_t))     # NIL
+        d.numbers, d.cap = moved, cap
+        for number in range(c.used):           # those that were searched for until now
+            k = c.items[number].key
+            if k >> 63 == key >> 63 and k - d.base < cap:
+                moved[k - d.base] = <int32_t>number
+    return d.numbers + i
 
 
 cdef Origin* catalog_find(Catalog* c, uint64_t key) noexcept nogil:
@@ -184,30 +214,39 @@ cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t 
     """Note a segment, if it is new; its number, NIL if memory is short."""
     cdef KeyMap* m = &c.numbers
     cdef uint64_t at
-    cdef int32_t parent = NIL
+    cdef int32_t number = catalog_number(c, key), parent = NIL
+    cdef int32_t* place
     cdef void* moved
     cdef Origin* o
-    if (m.places == NULL or 2 * m.used > <int64_t>m.mask) and not map_grow(m):
-        return NIL
-    at = map_home(m, key)
-    while m.places[at].value != NIL:
-        if m.places[at].key == key:
-            return m.places[at].value
-        at = (at + 1) & m.mask
+    if number != NIL:
+        return number
     if parent_at != NIL:
         parent = catalog_number(c, parent_key)     # it has been resident before
     moved = grown(c.items, &c.cap, c.used + 1, sizeof(Origin))
     if moved == NULL:
         return NIL
     c.items = <Origin*>moved
-    o = &c.items[c.used]
+    number = <int32_t>c.used
+    place = direct_place(c, key)
+    if place == NULL:
+        if (m.places == NULL or 2 * m.used > <int64_t>m.mask) and not map_grow(m):
+            return NIL
+        at = map_home(m, key)
+        while m.places[at].value != NIL:
+            at = (at + 1) & m.mask
+        m.places[at].key, m.places[at].value = key, number
+        m.used += 1
+    else:
+        place[0] = number
+    o = &c.items[number]
     o.key, o.parent_key, o.parent_at, o.parent, o.local = key, parent_key, parent_at, parent, local
-    m.places[at].key, m.places[at].value = key, <int32_t>c.used
-    m.used += 1
     c.used += 1
-    return <int32_t>c.used - 1
+    return number
 
 
 cdef void catalog_free(Catalog* c) noexcept nogil:
+    cdef int i
+    for i in range(2):
+        free(c.direct[i].numbers)
     free(c.items)
     free(c.numbers.places)

@@ -147,7 +147,7 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
             begun = s.unbounded or tier_take(&s.pool, batch.blocks)
         if begun:
             link_start(&o.down if s == NULL else &s.down, o.now, <double>(batch.blocks * o.block_bytes), o.worker,
-                       batch.place, batch.first, batch.spans)
+                       batch.place, <int32_t>batch.first, <int32_t>batch.spans)
             lane.active += 1
             continue
         e = &o.leases[batch.place]

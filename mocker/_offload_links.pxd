@@ -5,14 +5,13 @@ from mocker._common cimport int32_t, int64_t
 
 
 cdef struct Transfer:
-    double left                    # bytes still to move at the link's time
     double begun                   # ms
     double size                    # bytes
     double at                      # ms, when it is done, once its bytes have moved
     int32_t worker                 # whose it is
     int32_t place                  # its lease
-    int64_t first                  # copies down: first block of the batch in the lease
-    int64_t count                  # blocks
+    int32_t first                  # copies down: first span of the batch in the lease
+    int32_t count                  # spans
 
 
 cdef struct Link:
@@ -23,8 +22,11 @@ cdef struct Link:
     bint known
     int64_t starts
     Transfer* active               # [used] in the reference's list order
+    double* left                   # [used] bytes that they have still to move at `last`
     int64_t cap
     int64_t used
+    double least                   # the least of `left`
+    int64_t ties                   # so many of them are that much, or more
     Transfer* landing              # [first_landing, landing_used) their bytes have moved, by time
     int64_t landing_cap
     int64_t first_landing
@@ -40,10 +42,31 @@ cdef struct Link:
 
 cdef void link_init(Link* k, double gbps, double latency) noexcept nogil
 cdef void link_free(Link* k) noexcept nogil
-cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int64_t first,
-                     int64_t count) noexcept nogil
+cdef bint link_room(Link* k) noexcept nogil
 cdef void link_advance(Link* k, double now) noexcept nogil
 cdef double link_earliest(Link* k) noexcept nogil     # notes it
+
+
+cdef inline void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int32_t first,
+                            int32_t count) noexcept nogil:
+    """Begin to move `size` bytes at `now`, but not before the link's own time."""
+    cdef Transfer* t
+    cdef double left = size if k.rate < INFINITY else 0.0
+    if k.used == k.cap and not link_room(k):
+        return
+    if now > k.last:
+        k.last = now
+    if k.used == 0 or left < k.least:
+        k.least, k.ties = left, 0
+    k.ties += left == k.least
+    k.left[k.used] = left
+    t = &k.active[k.used]
+    k.used += 1
+    k.known = False
+    t.begun, t.size = k.last, size
+    t.worker, t.place, t.first, t.count = worker, place, first, count
+    k.starts += 1
+    k.bytes += size
 
 
 cdef inline void link_pass(Link* k, double now) noexcept nogil:

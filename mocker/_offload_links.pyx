@@ -21,37 +21,35 @@ cdef void link_init(Link* k, double gbps, double latency) noexcept nogil:
 
 cdef void link_free(Link* k) noexcept nogil:
     free(k.active)
+    free(k.left)
     free(k.landing)
     free(k.done)
 
 
-cdef void link_start(Link* k, double now, double size, int32_t worker, int32_t place, int64_t first,
-                     int64_t count) noexcept nogil:
-    """Begin to move `size` bytes at `now`, but not before the link's own time."""
-    cdef Transfer* t
-    cdef void* moved = grown(k.active, &k.cap, k.used + 1, sizeof(Transfer))
+cdef bint link_room(Link* k) noexcept nogil:
+    """Room for one more transfer; false if memory is short."""
+    cdef int64_t cap = k.cap
+    cdef void* moved = grown(k.left, &cap, k.used + 1, sizeof(double))
+    if moved != NULL:
+        k.left = <double*>moved
+        moved = grown(k.active, &k.cap, k.used + 1, sizeof(Transfer))
     if moved == NULL:
         k.error = ERR_MEMORY
-        return
+        return False
     k.active = <Transfer*>moved
-    if now > k.last:
-        k.last = now
-    t = &k.active[k.used]
-    k.used += 1
-    k.known = False
-    t.worker, t.place, t.first, t.count = worker, place, first, count
-    t.left = size if k.rate < INFINITY else 0.0
-    t.begun, t.size = k.last, size
-    k.starts += 1
-    k.bytes += size
+    return True
+
+
+cdef inline double less(double left, double size) noexcept nogil:
+    left -= size
+    return left if left > 0.0 else 0.0
 
 
 cdef inline void progress(Link* k, double size) noexcept nogil:
     cdef int64_t i
-    cdef double left
     for i in range(k.used):
-        left = k.active[i].left - size
-        k.active[i].left = left if left > 0.0 else 0.0
+        k.left[i] = less(k.left[i], size)
+    k.least = less(k.least, size)              # rounding keeps the order
 
 
 cdef Transfer* transfer_new(Link* k, Transfer** list, int64_t* cap, int64_t* used) noexcept nogil:
@@ -78,47 +76,59 @@ cdef void land(Link* k, double now) noexcept nogil:
         k.first_landing = k.landing_used = 0
 
 
+cdef bint finish(Link* k, double rate, double need) noexcept nogil:
+    """The first of those with the least left is done in `need` ms; false if memory is short."""
+    cdef int64_t i = 0
+    cdef double end = k.last + need, wait
+    cdef Transfer* to
+    while k.left[i] != k.least:
+        i += 1
+    if k.latency > 0.0:
+        to = transfer_new(k, &k.landing, &k.landing_cap, &k.landing_used)
+    else:
+        to = transfer_new(k, &k.done, &k.done_cap, &k.done_used)
+    if to == NULL:
+        return False
+    to[0] = k.active[i]
+    to.at = end + k.latency
+    wait = end - to.begun
+    if k.rate < INFINITY:
+        wait -= need if k.used == 1 and k.least == to.size else to.size / k.rate
+    if wait > 0.0:
+        k.delay += wait
+    k.last = end
+    if need > 0.0:
+        k.busy += need
+        if k.used > 1:
+            progress(k, need * rate)
+    k.used -= 1
+    k.active[i], k.left[i] = k.active[k.used], k.left[k.used]
+    k.ties -= 1
+    if k.ties == 0 and k.used > 0:
+        k.least = k.left[0]
+        for i in range(1, k.used):
+            k.least = k.left[i] if k.left[i] < k.least else k.least
+        k.ties = 1
+    return True
+
+
 cdef void link_advance(Link* k, double now) noexcept nogil:
     """Let time pass up to `now`; what finished is in `done`. A clock that went back changes nothing."""
-    cdef int64_t i, least
-    cdef double rate, need, end, wait
-    cdef Transfer* t
-    cdef Transfer* to
+    cdef double rate, need
     k.done_used = 0
     if now < k.last:
         return
     k.known = False
     while k.used > 0:
-        least = 0
-        for i in range(1, k.used):
-            if k.active[i].left < k.active[least].left:
-                least = i
-        rate = k.rate / <double>k.used
-        need = k.active[least].left / rate if rate < INFINITY else 0.0
-        end = k.last + need
-        if end > now + 1e-9:
+        rate = k.rate / <double>k.used if k.used > 1 else k.rate
+        need = k.least / rate if rate < INFINITY else 0.0
+        if k.last + need > now + 1e-9:
             if now > k.last:
                 progress(k, (now - k.last) * rate)
                 k.busy += now - k.last
             break
-        if rate < INFINITY and need > 0.0:
-            progress(k, need * rate)
-            k.busy += need
-        k.last = end
-        if k.latency > 0.0:
-            to = transfer_new(k, &k.landing, &k.landing_cap, &k.landing_used)
-        else:
-            to = transfer_new(k, &k.done, &k.done_cap, &k.done_used)
-        if to == NULL:
+        if not finish(k, rate, need):
             return
-        t = &k.active[least]
-        t.at = end + k.latency
-        wait = end - t.begun - (t.size / k.rate if k.rate < INFINITY else 0.0)
-        if wait > 0.0:
-            k.delay += wait
-        to[0] = t[0]
-        k.used -= 1
-        k.active[least] = k.active[k.used]
     k.last = now
     if k.landing_used > 0:
         land(k, now)
@@ -127,7 +137,7 @@ cdef void link_advance(Link* k, double now) noexcept nogil:
 cdef double link_earliest(Link* k) noexcept nogil:
     """When the next transfer is done if none is added; there is one."""
     cdef int64_t i
-    cdef double least = INFINITY, total = 0.0
+    cdef double total = 0.0
     k.known = True
     if k.landing_used > 0:                     # the others need their latency too, and begin it later
         k.next = k.landing[k.first_landing].at
@@ -136,9 +146,6 @@ cdef double link_earliest(Link* k) noexcept nogil:
         k.next = k.last + k.latency
         return k.next
     for i in range(k.used):
-        if k.active[i].left < least:
-            least = k.active[i].left
-    for i in range(k.used):
-        total += k.active[i].left if k.active[i].left < least else least
+        total += k.least
     k.next = k.last + total / k.rate + k.latency
     return k.next

@@ -283,27 +283,31 @@ cdef int32_t run_ending(Tier* t, int32_t seg, int32_t at) noexcept nogil:
     return run
 
 
+cdef void follow(Tier* t, int32_t run) noexcept nogil:
+    """A run that is the first one of its segment counts for what the segment follows."""
+    cdef Origin* origin = &t.catalog.items[t.runs[run].seg]
+    cdef int32_t before
+    if origin.parent == NIL:
+        return
+    before = run_ending(t, origin.parent, origin.parent_at)
+    t.runs[before].kids += 1
+    t.runs[run].parent = before
+    heap_take(t, before)
+
+
 cdef void insert(Tier* t, int32_t run) noexcept nogil:
     """A run's blocks have lost their pins, or have just come; ticks are set. They may be evicted, as the newest."""
-    cdef Origin* origin
-    cdef int32_t before, after
+    cdef int32_t after
     cdef Run* r = &t.runs[run]
     t.inactive += r.end - r.start
     if r.queue == 0:
         t.small += r.end - r.start
     if not r.linked:
         r.linked = 1
-        if r.start > 0:
-            before = r.up if follows(t, r.up, run) else NIL
-        else:
-            before = NIL
-            origin = &t.catalog.items[r.seg]
-            if origin.parent != NIL:
-                before = run_ending(t, origin.parent, origin.parent_at)
-                t.runs[before].kids += 1
-                t.runs[run].parent = before
-        if before != NIL:
-            heap_take(t, before)
+        if r.start == 0:
+            follow(t, run)
+        elif follows(t, r.up, run):
+            heap_take(t, r.up)
     after = t.runs[run].down
     if not held(t, run):
         heap_put(t, run)
@@ -395,15 +399,25 @@ cdef int64_t tier_room(Tier* t) noexcept nogil:
 
 cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
     """Take slots, by eviction if need be; all or nothing."""
-    cdef int64_t rest, n, i
+    cdef int64_t rest = count - min(count, t.free)
+    if rest > t.inactive:
+        return False
+    t.free -= count - rest
+    if rest > 0:
+        make_room(t, rest)
+    t.peak = max(t.peak, t.capacity - t.free)
+    return True
+
+
+cdef void make_room(Tier* t, int64_t rest) noexcept nogil:
+    """Evict so many blocks; there are as many."""
+    cdef int64_t n, i
     cdef int32_t run, before
     cdef Run* r
     cdef Heap* h = &t.heaps[0]
     cdef Span gone
-    if count > t.free + t.inactive:
-        return False
-    rest = count - (count if count < t.free else t.free)
-    t.free -= count - rest
+    t.evictions += rest
+    t.inactive -= rest
     while rest > 0:
         if t.policy == EVICT_S3FIFO:
             h = &t.heaps[policy_queue(t)]
@@ -424,12 +438,10 @@ cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
                 policy_gone(t, &gone)
         if r.queue == 0:
             t.small -= n
-        t.evictions += n
-        t.inactive -= n
         rest -= n
-        if n < r.end - r.start:
+        if n < r.end - r.start:                # it is still the first one: keys differ, and n took care of the others
             r.end -= <int32_t>n
-            heap_replace(t, h, run)
+            h.items[0].key -= n * r.step
             continue
         before = unlink(t, run)
         run_leave(t, run)
@@ -439,9 +451,6 @@ cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
             continue
         heap_take(t, run)
         bare(t, before)
-    if t.capacity - t.free > t.peak:
-        t.peak = t.capacity - t.free
-    return True
 
 
 cdef int32_t arrive(Tier* t, Span* s, int32_t pins, bint* fresh) noexcept nogil:
@@ -506,11 +515,36 @@ cdef void tier_register(Tier* t, Span* s) noexcept nogil:
             tier_pin(t, &part)
 
 
+cdef inline bint lengthened(Tier* t, Span* s) noexcept nogil:
+    """`tier_add` of blocks before those that came last, if that is all: what the GPU evicts comes so most often."""
+    cdef int32_t run = t.first[s.seg] if 0 <= s.seg < t.first_cap else NIL, n = s.count
+    cdef Run* r
+    if run == NIL or t.policy != EVICT_LRU:
+        return False
+    r = &t.runs[run]
+    if (r.start != s.at + 1 or r.tick != t.next_tick - 1 or r.pins != 0 or (n > 1 and s.step > 0)
+            or (r.step > 0 and r.end - r.start > 1)):
+        return False
+    r.start -= n
+    r.tick += n
+    r.step = -1
+    t.next_tick += n
+    t.inactive += n
+    t.small += n
+    if t.log:
+        note(t, s, True)
+    if r.start == 0:
+        follow(t, run)
+    return True
+
+
 cdef void tier_add(Tier* t, Span* s) noexcept nogil:
     """`tier_register` and `tier_unpin` in one."""
     cdef Span left = s[0], part
     cdef int32_t run, n
     cdef bint fresh
+    if lengthened(t, s):
+        return
     while left.count > 0:
         run = arrive(t, &left, 0, &fresh)
         n = t.runs[run].end - t.runs[run].start

@@ -207,7 +207,7 @@ cdef void stage_disk(Offload* o, int32_t place) noexcept nogil:
 cdef void stage_fetch(Offload* o, int32_t place, Shared* s, int stage, int64_t count) noexcept nogil:
     cdef Lease* e = &o.leases[place]
     if tier_take(&o.g2, count):
-        link_start(&s.up, o.now, <double>(count * o.block_bytes), o.worker, place, 0, count)
+        link_start(&s.up, o.now, <double>(count * o.block_bytes), o.worker, place, 0, 0)
         e.stage = stage
         return
     each(&o.g2, &e.blocks, 0, e.n2, tier_unpin)
