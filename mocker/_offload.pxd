@@ -125,6 +125,8 @@ cdef struct Offload:               # tiers of one worker
     bint reference                 # lose what the reference loses
     bint alone                     # nothing here concerns another worker, see `tiers_begin`
     bint strides                   # `tiers_forward` may go through passes that open blocks
+    bint plain                     # no tier below the host, no write-through, not the reference's ways
+    bint risen                     # a promotion has ended that is not looked at yet
     bint looked                    # time has passed here up to the start of the next pass
     int pause                      # times that it is not tried
     Going* places                  # [n_running] scratch of it

@@ -135,6 +135,41 @@ cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
     return released + tick_once(o, now)
 
 
+cdef bint copied(Offload* o, int64_t* released) noexcept nogil:
+    """A tick without tiers below the host, in which batches of one copy end and none waits; false: it is another."""
+    cdef int64_t i, k, n = 0
+    cdef int32_t place = o.down.done[0].place if o.down.done_used > 0 else NIL
+    cdef Transfer* t
+    cdef Lease* e
+    if o.lane.head < o.lane.used:
+        return False
+    for i in range(1, o.down.done_used):
+        if o.down.done[i].place != place:
+            return False
+    for i in range(o.up.done_used):
+        o.leases[o.up.done[i].place].status = UP_COMPLETED
+        o.risen = True
+    if place != NIL:
+        e = &o.leases[place]
+        for i in range(o.down.done_used):
+            t = &o.down.done[i]
+            for k in range(t.first, t.first + t.count):
+                n += e.blocks.items[k].count
+                tier_add(&o.g2, &e.blocks.items[k])
+        o.lane.active -= o.down.done_used
+        o.g2.reserved -= n
+        e.outstanding -= n
+        e.slots -= n
+        released[0] = n
+        if e.outstanding == 0:
+            released[0] += e.slots
+            e.slots = 0
+            lease_drop(o, place)
+    if o.g2.changes_used > 0:
+        collect(o)
+    return True
+
+
 cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
     cdef int64_t i, k, n, released
     cdef int32_t place
@@ -148,6 +183,8 @@ cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
     if (o.n_ready == 0 and o.n_dropped == 0 and o.down.done_used + o.up.done_used == 0 and o.g2.changes_used == 0
             and not o.world.g3.there and not o.world.g4.there):
         return 0                               # nothing has ended
+    if o.plain and o.n_ready == 0 and o.n_dropped == 0 and copied(o, &released):
+        return released
     for i in range(o.down.done_used):
         t = &o.down.done[i]
         for k in range(t.first, t.first + t.count):
@@ -158,6 +195,7 @@ cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
             lane_pump(o, &o.lane, NULL)
     for i in range(o.up.done_used):
         o.leases[o.up.done[i].place].status = UP_COMPLETED
+        o.risen = True
     lane_pump(o, &o.lane, NULL)
     if o.world.g3.there:
         shared_drain(o, &o.world.g3, now)

@@ -67,7 +67,7 @@ cdef struct Catalog:               # every segment that was ever resident
     KeyMap numbers                 # the others
 
 
-cdef bint spans_add(Spans* s, Span part, int64_t cut) noexcept nogil
+cdef bint spans_append(Spans* s, Span part, int64_t cut) noexcept nogil
 cdef bint spans_next(Spans* s, Cursor* c, int64_t want, Span* part) noexcept nogil
 cdef bint set_has(BlockSet* s, Block b) noexcept nogil
 cdef bint set_add(BlockSet* s, Block b) noexcept nogil
@@ -113,6 +113,15 @@ cdef inline Span span_of(uint64_t key, int32_t seg, int32_t at, int32_t count, i
 cdef inline Span span_part(Span* s, int32_t first, int32_t count) noexcept nogil:
     """`count` of its blocks from the `first` one on."""
     return span_of(s.key, s.seg, s.at + s.step * first, count, s.step)
+
+
+cdef inline bint spans_add(Spans* s, Span part, int64_t cut) noexcept nogil:
+    """Append blocks; false if memory is short. With `cut` spans end at multiples of so many blocks of the list."""
+    if s.used > 0 or s.cap == 0 or part.count <= 0 or 0 < cut < part.count:
+        return spans_append(s, part, cut)
+    s.items[0] = part
+    s.used, s.blocks = 1, part.count
+    return True
 
 
 cdef inline void spans_clear(Spans* s) noexcept nogil:

@@ -15,8 +15,7 @@ cdef enum:
 
 # ---- lists of blocks --------------------------------------------------------------------------------------------
 
-cdef bint spans_add(Spans* s, Span part, int64_t cut) noexcept nogil:
-    """Append blocks; false if memory is short. With `cut` spans end at multiples of so many blocks of the list."""
+cdef bint spans_append(Spans* s, Span part, int64_t cut) noexcept nogil:
     cdef Span* last
     cdef void* moved
     cdef int32_t step, n

@@ -12,7 +12,7 @@ from mocker._offload cimport (
 from mocker._offload_blocks cimport (
     Block, Cursor, Span, Spans, set_has, span_block, span_of, span_part, spans_clear, spans_next)
 from mocker._offload_leases cimport (
-    append, enlist, lane_add, lane_mark, lane_pump, lease_drop, lease_new, list_ready, pump_shared, slots_read)
+    append, enlist, lane_add, lane_mark, lane_start, lease_drop, lease_new, list_ready, pump_shared, slots_read)
 from mocker._offload_links cimport Transfer, link_pass
 from mocker._offload_marks cimport Marks, marks_look, marks_set
 from mocker._offload_tiers cimport (
@@ -133,9 +133,7 @@ cdef void write_through(Offload* o) noexcept nogil:
     if e.outstanding == 0:
         lease_drop(o, place)
         return
-    lane_add(o, &o.lane, place)
-    lane_pump(o, &o.lane, NULL)
-    lane_mark(o, &o.lane)
+    lane_start(o, place)
 
 
 cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil:
@@ -172,9 +170,7 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
                 append(o, &e.other, span_part(&part, fits, n - fits), 0)
             part = span_part(&part, n, part.count - n)
     e.outstanding = e.blocks.blocks + claims
-    lane_add(o, &o.lane, place)
-    lane_pump(o, &o.lane, NULL)
-    lane_mark(o, &o.lane)
+    lane_start(o, place)
     if o.leases[place].outstanding > 0:
         o.n_blocked += 1
         p.blocked = place
@@ -244,7 +240,7 @@ cdef void copy_down(Offload* o, Shared* s, Lane* lane, int kind, Cursor* from_, 
     e.outstanding = e.blocks.blocks
     if e.outstanding == 0:
         list_ready(o, place)
-    lane_add(o, lane, place)
+    lane_add(o, lane, place, 0)
     pump_shared(o)
     lane_mark(o, lane)
 

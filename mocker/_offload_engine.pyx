@@ -106,6 +106,7 @@ cdef class OffloadWorld:
         o.g2.policy, o.min_seen = POLICIES.index(policy), min_seen
         engine.c.pool.keep_evicted = True
         o.through = through
+        o.plain = not (reference or through or self.w.g3.there or self.w.g4.there)
         engine.c.next_own_key += <uint64_t>o.worker << 40      # generated blocks of two workers are never the same
         return tiers
 

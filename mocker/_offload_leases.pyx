@@ -8,7 +8,7 @@ from libc.string cimport memset
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._offload cimport LEASE_FREE, STAGE_NONE, UP_PENDING, Batch, Lane, Lease, Offload, Shared
 from mocker._offload_blocks cimport (
-    BlockSet, Span, Spans, set_add, set_discard, span_block, span_part, spans_add, spans_clear)
+    BlockSet, Span, Spans, set_add, set_discard, span_block, span_part, spans_clear)
 from mocker._offload_links cimport link_start
 from mocker._offload_marks cimport marks_look, marks_set
 from mocker._offload_reference cimport lane_reorder
@@ -16,11 +16,6 @@ from mocker._offload_tiers cimport tier_take, tier_unpin
 
 
 # ---- lists ------------------------------------------------------------------------------------------------------
-
-cdef void append(Offload* o, Spans* list, Span part, int64_t cut) noexcept nogil:
-    if not spans_add(list, part, cut):
-        o.error = ERR_MEMORY
-
 
 cdef void list_ready(Offload* o, int32_t place) noexcept nogil:
     """A copy has something for the next tick to book."""
@@ -98,10 +93,51 @@ cdef void lease_drop(Offload* o, int32_t place) noexcept nogil:
     o.free_lease = place
 
 
-cdef void lane_add(Offload* o, Lane* lane, int32_t place) noexcept nogil:
-    """Queue the lease's blocks, whose spans end where a batch does."""
+cdef void refused(Offload* o, Lane* lane, Batch* b) noexcept nogil:
+    """There is no room for a batch in the tier: it is not copied."""
+    cdef Lease* e = &o.leases[b.place]
+    cdef bint to_host = lane == &o.lane
+    cdef int64_t i
+    e.outstanding -= b.blocks
+    e.failed += b.blocks
+    list_ready(o, b.place)
+    if to_host and o.through:
+        slots_read(o, b.place, b.first, b.spans)
+    for i in range(b.first, b.first + b.spans):
+        if to_host:
+            append(o, &e.other, e.blocks.items[i], 0)
+        else:
+            tier_unpin(&o.g2, &e.blocks.items[i])
+
+
+cdef void lane_start(Offload* o, int32_t place) noexcept nogil:
+    """Copy the lease's blocks to the host, whose spans end where a batch does: at once what may start."""
+    cdef Lane* lane = &o.lane
     cdef Spans* list = &o.leases[place].blocks
-    cdef int64_t i = 0, before = lane.used - lane.head
+    cdef Batch b
+    b.place, b.prepared, b.marked, b.first, b.spans = place, True, False, 0, 0
+    while not o.reference and lane.head == lane.used and b.first < list.used and lane.active < lane.limit:
+        b.spans = b.blocks = 0
+        while b.first + b.spans < list.used and b.blocks < o.batch_size:
+            b.blocks += list.items[b.first + b.spans].count
+            b.spans += 1
+        if tier_take(&o.g2, b.blocks):
+            link_start(&o.down, o.now, <double>(b.blocks * o.block_bytes), o.worker, place, <int32_t>b.first,
+                       <int32_t>b.spans)
+            lane.active += 1
+        else:
+            refused(o, lane, &b)
+        b.first += b.spans
+    if b.first < list.used:
+        lane_add(o, lane, place, b.first)
+        lane_pump(o, lane, NULL)
+        lane_mark(o, lane)
+
+
+cdef void lane_add(Offload* o, Lane* lane, int32_t place, int64_t first) noexcept nogil:
+    """Queue the lease's blocks from a span on."""
+    cdef Spans* list = &o.leases[place].blocks
+    cdef int64_t i = first, before = lane.used - lane.head
     cdef Batch* b
     cdef void* moved
     while i < list.used:
@@ -127,7 +163,6 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
     """Start the batches that may start (NULL: to the host); the next one is prepared, whether it may start or not."""
     cdef Batch* b
     cdef Batch batch
-    cdef Lease* e
     cdef int64_t i
     cdef bint begun
     while lane.head < lane.used:
@@ -149,18 +184,8 @@ cdef void lane_pump(Offload* o, Lane* lane, Shared* s) noexcept nogil:
             link_start(&o.down if s == NULL else &s.down, o.now, <double>(batch.blocks * o.block_bytes), o.worker,
                        batch.place, <int32_t>batch.first, <int32_t>batch.spans)
             lane.active += 1
-            continue
-        e = &o.leases[batch.place]
-        e.outstanding -= batch.blocks
-        e.failed += batch.blocks
-        list_ready(o, batch.place)
-        if s == NULL and o.through:
-            slots_read(o, batch.place, batch.first, batch.spans)
-        for i in range(batch.first, batch.first + batch.spans):
-            if s != NULL:
-                tier_unpin(&o.g2, &e.blocks.items[i])
-            else:
-                append(o, &e.other, e.blocks.items[i], 0)
+        else:
+            refused(o, lane, &batch)
 
 
 cdef void lane_mark(Offload* o, Lane* lane) noexcept nogil:

@@ -133,7 +133,8 @@ cdef void tiers_step(Core* c, double now) noexcept nogil:
     c.pool.active -= released
     if o.changes_used > 0:
         log_host(o)
-    if o.n_parked > 0:
+    if o.risen and o.n_parked > 0:
+        o.risen = False
         moved = grown(o.done, &o.done_cap, o.n_parked, sizeof(int32_t))
         if moved == NULL:
             o.error = ERR_MEMORY

@@ -255,6 +255,7 @@ cdef void pump_staged(Offload* o, double now) noexcept nogil:
             e.count = 0
         elif e.count == 0:
             e.status = UP_COMPLETED
+            o.risen = True
         else:
             start_up(o, <int32_t>i, now)
 
