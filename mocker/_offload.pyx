@@ -141,6 +141,7 @@ cdef bint copied(Offload* o, int64_t* released) noexcept nogil:
     cdef int32_t place = o.down.done[0].place if o.down.done_used > 0 else NIL
     cdef Transfer* t
     cdef Lease* e
+    released[0] = 0
     if o.lane.head < o.lane.used:
         return False
     for i in range(1, o.down.done_used):
