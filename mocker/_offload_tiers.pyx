@@ -196,16 +196,23 @@ cdef void sift_down(Tier* t, Heap* h, int64_t i) noexcept nogil:
     t.runs[leaf.run].heap_at = <int32_t>i
 
 
-cdef void heap_put(Tier* t, int32_t run) noexcept nogil:
-    cdef Heap* h = &t.heaps[t.runs[run].queue]
+cdef bint heap_append(Tier* t, Heap* h, int32_t run, int64_t key) noexcept nogil:
+    """Put a run behind all others, whose keys are less."""
     cdef void* moved = grown(h.items, &h.cap, h.used + 1, sizeof(Leaf))
     if moved == NULL:
         t.error = ERR_MEMORY
-        return
+        return False
     h.items = <Leaf*>moved
-    h.items[h.used].run, h.items[h.used].key = run, leaf_key(t, run)
+    h.items[h.used].run, h.items[h.used].key = run, key
+    t.runs[run].heap_at = <int32_t>h.used
     h.used += 1
-    sift_up(t, h, h.used - 1)
+    return True
+
+
+cdef void heap_put(Tier* t, int32_t run) noexcept nogil:
+    cdef Heap* h = &t.heaps[t.runs[run].queue]
+    if heap_append(t, h, run, leaf_key(t, run)):
+        sift_up(t, h, h.used - 1)
 
 
 cdef void heap_take(Tier* t, int32_t run) noexcept nogil:
@@ -231,8 +238,11 @@ cdef void heap_renew(Tier* t, int32_t run) noexcept nogil:
 
 cdef inline void heap_replace(Tier* t, Heap* h, int32_t run) noexcept nogil:
     """Put a run in the place of the first one."""
-    h.items[0].run, h.items[0].key = run, leaf_key(t, run)
-    sift_down(t, h, 0)
+    cdef int64_t key = leaf_key(t, run)
+    h.items[0].run, h.items[0].key = run, key
+    t.runs[run].heap_at = 0
+    if (h.used > 1 and h.items[1].key < key) or (h.used > 2 and h.items[2].key < key):
+        sift_down(t, h, 0)
 
 
 cdef inline bint held(Tier* t, int32_t run) noexcept nogil:
@@ -336,12 +346,15 @@ cdef void tier_free(Tier* t) noexcept nogil:
     free(t.changes)
 
 
-cdef void note(Tier* t, Span* s, bint came) noexcept nogil:
+cdef inline void note(Tier* t, Span* s, bint came) noexcept nogil:
+    if t.log:
+        note_all(t, s, came)
+
+
+cdef void note_all(Tier* t, Span* s, bint came) noexcept nogil:
     cdef void* moved
     cdef int32_t i
     cdef Block b
-    if not t.log:
-        return
     moved = grown(t.changes, &t.changes_cap, t.changes_used + s.count, sizeof(Block))
     if moved == NULL:
         t.error = ERR_MEMORY
@@ -515,27 +528,48 @@ cdef void tier_register(Tier* t, Span* s) noexcept nogil:
             tier_pin(t, &part)
 
 
-cdef inline bint lengthened(Tier* t, Span* s) noexcept nogil:
-    """`tier_add` of blocks before those that came last, if that is all: what the GPU evicts comes so most often."""
-    cdef int32_t run = t.first[s.seg] if 0 <= s.seg < t.first_cap else NIL, n = s.count
+cdef bint added(Tier* t, Span* s) noexcept nogil:
+    """`tier_add` by age alone of blocks none of which is there; false: it is another case."""
+    cdef int32_t up, down = run_from(t, s.seg, s.at, &up), n = s.count, low = span_low(s), run
     cdef Run* r
-    if run == NIL or t.policy != EVICT_LRU:
+    cdef bint below = False
+    cdef Heap* h = &t.heaps[0]
+    if up != NIL and t.runs[up].end > low:
         return False
+    if down != NIL:
+        r = &t.runs[down]
+        if r.start < low + n:
+            return False
+        below = r.start == low + n and r.linked
+        if (below and r.tick == t.next_tick - 1 and r.pins == 0 and (r.step < 0 or r.end - r.start == 1)
+                and (s.step < 0 or n == 1)):   # it grows upwards
+            r.start, r.step = low, -1
+            r.tick += n
+            run = down
+            run_counts(t, run, up, n)
+            return True
+    run = run_new(t, s, 0)
     r = &t.runs[run]
-    if (r.start != s.at + 1 or r.tick != t.next_tick - 1 or r.pins != 0 or (n > 1 and s.step > 0)
-            or (r.step > 0 and r.end - r.start > 1)):
-        return False
-    r.start -= n
-    r.tick += n
-    r.step = -1
+    r.linked, r.step = 1, <int8_t>s.step
+    r.tick = t.next_tick if s.step > 0 else t.next_tick + n - 1
+    run_enter(t, run, up, down)
+    if not below:                              # ticks in the heap are older
+        heap_append(t, h, run, t.next_tick if s.step < 0 else t.next_tick + n - 1)
+    run_counts(t, run, up, n)
+    if (n == 1 or s.step > 0) and follows(t, up, run):
+        run_join(t, up, run)
+    return True
+
+
+cdef inline void run_counts(Tier* t, int32_t run, int32_t up, int32_t n) noexcept nogil:
+    """The first `n` blocks of a run have just come to count for the block before."""
     t.next_tick += n
     t.inactive += n
     t.small += n
-    if t.log:
-        note(t, s, True)
-    if r.start == 0:
+    if t.runs[run].start == 0:
         follow(t, run)
-    return True
+    elif follows(t, up, run):
+        heap_take(t, up)
 
 
 cdef void tier_add(Tier* t, Span* s) noexcept nogil:
@@ -543,7 +577,8 @@ cdef void tier_add(Tier* t, Span* s) noexcept nogil:
     cdef Span left = s[0], part
     cdef int32_t run, n
     cdef bint fresh
-    if lengthened(t, s):
+    if t.policy == EVICT_LRU and added(t, s):
+        note(t, s, True)
         return
     while left.count > 0:
         run = arrive(t, &left, 0, &fresh)
