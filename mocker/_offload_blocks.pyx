@@ -1,7 +1,9 @@
 # cython: language_level=3
 """Names of blocks below the GPU: lists and sets of them, maps from segments, and what each segment follows.
 
-Lists are kept as spans, since blocks move together. Costs: a look-up O(1); a list O(spans).
+Lists are kept as spans, since blocks move together. Segments' keys are small numbers, of a trace's stretches or of
+generated blocks, and are looked up directly as far as they lie close enough; hashes of real tokens are searched for.
+Costs: a look-up O(1); a list O(spans).
 """
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset

@@ -5,12 +5,12 @@ Answers to the reference's `kvbm_offload/bandwidth_sharing_model.rs`: n transfer
 list keeps the reference's order (the last transfer takes the place of a finished one), since the floating-point sums
 behind a deadline follow it. Of transfers with equally much left, the first in the list is done first. A latency comes
 on top of each: whether it comes before the bytes move or after is the same, since shares depend on differences of time.
-Costs: an advance O(transfers under way) per transfer finished.
+Costs: an advance O(transfers under way) per transfer finished, O(1) where one moves.
 """
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
 
-from mocker._common cimport ERR_MEMORY, grown, int32_t, int64_t
+from mocker._common cimport ERR_MEMORY, grown, int64_t
 
 
 cdef void link_init(Link* k, double gbps, double latency) noexcept nogil:
@@ -136,7 +136,7 @@ cdef void link_advance(Link* k, double now) noexcept nogil:
 
 cdef double link_earliest(Link* k) noexcept nogil:
     """When the next transfer is done if none is added; there is one."""
-    cdef int64_t i
+    cdef int64_t _
     cdef double total = 0.0
     k.known = True
     if k.landing_used > 0:                     # the others need their latency too, and begin it later
@@ -145,7 +145,7 @@ cdef double link_earliest(Link* k) noexcept nogil:
     if not (k.rate < INFINITY):
         k.next = k.last + k.latency
         return k.next
-    for i in range(k.used):
+    for _ in range(k.used):                    # the reference's sum
         total += k.least
     k.next = k.last + total / k.rate + k.latency
     return k.next

@@ -105,6 +105,23 @@ def test_passes_with_blocks_and_refusals_are_taken_together(part):
         same(simulate(trace, **options), simulate(trace, fast_forward=FastPaths(False, False, False), **options))
 
 
+def test_segments_that_come_in_any_order():
+    """Two workers see a trace's segments in random order: some are looked up directly, some searched for, some first
+    this way and then that; names of blocks that are all searched for give the same."""
+    rows = 2400
+    order = random.Random("offload order").sample(range(rows), rows)
+    arrivals = np.zeros(rows)
+    arrivals[order] = 3.0 * np.arange(rows)
+    ids = np.array([[10 * (row // 2), 10 * row + 1] for row in range(rows)], np.uint64)
+    trace = Trace.from_columns(arrival_ms=arrivals, input_length=[8] * rows, output_length=[3] * rows, block_size=4,
+                               hash_offsets=2 * np.arange(rows + 1), hash_ids=ids.ravel())
+    kept = {"num_workers": 2, "extra_engine_args": MockEngineArgs(
+        block_size=4, num_gpu_blocks=12, num_g2_blocks=900, kv_bytes_per_token=1000)}
+    first = simulate(trace, **kept)
+    assert first.report["offload"]["g2"]["hit_tokens"] > 1000
+    same(first, simulate(trace, fast_forward=FastPaths(extents=False), **kept))
+
+
 @pytest.mark.parametrize("seed", [123, 607, 773, 787, 955, 21198, 100019])
 def test_a_router_and_workers_that_run_ahead(seed):
     """These looked at their links at other moments than the event loop did, which rounds otherwise."""
