@@ -53,6 +53,7 @@ cdef void tier_carry(Carrier* io, Tier* t, Catalog* catalog, Future* future) noe
     cdef int i
     t.catalog, t.future = catalog, future
     carry_array(io, <void**>&t.runs, t.runs_used, t.runs_cap, sizeof(Run))
+    carry_array(io, <void**>&t.heap_at, t.runs_used, t.runs_cap, sizeof(int32_t))
     carry_array(io, <void**>&t.first, t.first_cap, t.first_cap, sizeof(int32_t))
     for i in range(2):
         carry_array(io, <void**>&t.heaps[i].items, t.heaps[i].used, t.heaps[i].cap, sizeof(Leaf))

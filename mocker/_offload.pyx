@@ -18,7 +18,7 @@ from mocker._kv cimport path_free
 from mocker._kv_kept cimport pool_unpin
 from mocker._offload_blocks cimport Block, Cursor, catalog_free, set_discard, set_free, set_has, spans_clear
 from mocker._offload_down cimport arrived, copy_down, shared_drain, write_through
-from mocker._offload_leases cimport append_all, delist, lane_pump, lease_drop
+from mocker._offload_leases cimport append_all, delist, lane_pump, lease_drop, list_ready
 from mocker._offload_links cimport Link, Transfer, link_free, link_next, link_pass
 from mocker._offload_marks cimport marks_free
 from mocker._offload_tiers cimport tier_add, tier_free
@@ -135,40 +135,36 @@ cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
     return released + tick_once(o, now)
 
 
-cdef bint copied(Offload* o, int64_t* released) noexcept nogil:
-    """A tick without tiers below the host, in which batches of one copy end and none waits; false: it is another."""
-    cdef int64_t i, k, n = 0
-    cdef int32_t place = o.down.done[0].place if o.down.done_used > 0 else NIL
+cdef int64_t copied(Offload* o) noexcept nogil:
+    """The rest of a tick that has no tier below the host, and finds no batch waiting; the slots released."""
+    cdef int64_t i, k, n, released = 0
     cdef Transfer* t
     cdef Lease* e
-    released[0] = 0
-    if o.lane.head < o.lane.used:
-        return False
-    for i in range(1, o.down.done_used):
-        if o.down.done[i].place != place:
-            return False
     for i in range(o.up.done_used):
         o.leases[o.up.done[i].place].status = UP_COMPLETED
         o.risen = True
-    if place != NIL:
-        e = &o.leases[place]
-        for i in range(o.down.done_used):
-            t = &o.down.done[i]
-            for k in range(t.first, t.first + t.count):
-                n += e.blocks.items[k].count
-                tier_add(&o.g2, &e.blocks.items[k])
-        o.lane.active -= o.down.done_used
+    for i in range(o.down.done_used):
+        t = &o.down.done[i]
+        e = &o.leases[t.place]
+        n = 0
+        for k in range(t.first, t.first + t.count):
+            n += e.blocks.items[k].count
+            tier_add(&o.g2, &e.blocks.items[k])
+        released += n
         o.g2.reserved -= n
-        e.outstanding -= n
         e.slots -= n
-        released[0] = n
+        e.outstanding -= n
         if e.outstanding == 0:
-            released[0] += e.slots
-            e.slots = 0
-            lease_drop(o, place)
+            list_ready(o, t.place)
+    o.lane.active -= o.down.done_used
+    for i in range(o.n_ready):
+        e = &o.leases[o.ready[i]]
+        released += e.slots
+        lease_drop(o, o.ready[i])
+    o.n_ready = 0
     if o.g2.changes_used > 0:
         collect(o)
-    return True
+    return released
 
 
 cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
@@ -184,8 +180,8 @@ cdef int64_t tick_once(Offload* o, double now) noexcept nogil:
     if (o.n_ready == 0 and o.n_dropped == 0 and o.down.done_used + o.up.done_used == 0 and o.g2.changes_used == 0
             and not o.world.g3.there and not o.world.g4.there):
         return 0                               # nothing has ended
-    if o.plain and o.n_ready == 0 and o.n_dropped == 0 and copied(o, &released):
-        return released
+    if o.plain and o.n_ready == 0 and o.n_dropped == 0 and o.lane.head == o.lane.used:
+        return copied(o)
     for i in range(o.down.done_used):
         t = &o.down.done[i]
         for k in range(t.first, t.first + t.count):

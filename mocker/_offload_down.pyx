@@ -5,7 +5,7 @@ Costs: O(log runs of a tier) a span; with a remote store, and while batches queu
 """
 from libc.math cimport INFINITY
 
-from mocker._common cimport ERR_MEMORY, NIL, int32_t, int64_t
+from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._kv cimport Piece, Pool, pool_find
 from mocker._offload cimport (
     LEASE_G2, LEASE_THROUGH, Lane, Lease, Offload, Shared, offload_sync, offload_tells, offload_tick)
@@ -13,10 +13,10 @@ from mocker._offload_blocks cimport (
     Block, Cursor, Span, Spans, set_has, span_block, span_of, span_part, spans_clear, spans_next)
 from mocker._offload_leases cimport (
     append, enlist, lane_add, lane_mark, lane_start, lease_drop, lease_new, list_ready, pump_shared, slots_read)
-from mocker._offload_links cimport Transfer, link_pass
+from mocker._offload_links cimport Transfer, link_pass, link_start
 from mocker._offload_marks cimport Marks, marks_look, marks_set
 from mocker._offload_tiers cimport (
-    tier_has, tier_look, tier_pin, tier_register, tier_room, tier_unpin)
+    tier_has, tier_look, tier_pin, tier_register, tier_room, tier_take, tier_unpin)
 from mocker._offload_up cimport staged_up
 
 
@@ -136,11 +136,53 @@ cdef void write_through(Offload* o) noexcept nogil:
     lane_start(o, place)
 
 
+cdef bint copy_piece(Offload* o, Piece* gone) noexcept nogil:
+    """Copy an evicted piece that is new to the host and can start at once; false: there is more to it."""
+    cdef Span part = span_of(gone.key, <int32_t>gone.tokens, gone.start + gone.count - 1, gone.count, -1)
+    cdef int64_t batches = (part.count + o.batch_size - 1) // o.batch_size if part.count > o.batch_size else 1, k = 0
+    cdef int32_t place, left = part.count
+    cdef Lease* e
+    cdef Span* items
+    cdef bint there
+    if (o.lane.head < o.lane.used or o.lane.active + batches > o.lane.limit or left > tier_room(&o.g2)
+            or tier_look(&o.g2, &part, &there) < left or there):
+        return False
+    place = lease_new(o, LEASE_G2)
+    e = &o.leases[place]
+    items = <Span*>grown(e.blocks.items, &e.blocks.cap, batches, sizeof(Span))
+    if items == NULL:
+        o.error = ERR_MEMORY
+        return False
+    offload_sync(o, &o.down)
+    e.blocks.items = items
+    e.slots = e.outstanding = e.blocks.blocks = left
+    e.blocks.used = batches
+    o.g2.reserved += left
+    o.lane.active += batches
+    for k in range(batches):
+        part.count = <int32_t>min(<int64_t>left, o.batch_size)
+        items[k] = part
+        tier_take(&o.g2, part.count)           # which has the room
+        link_start(&o.down, o.now, <double>(part.count * o.block_bytes), o.worker, place, <int32_t>k, 1)
+        left -= part.count
+        part.at -= part.count
+    o.n_blocked += 1
+    o.core.pool.blocked = place
+    return True
+
+
 cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept nogil:
     """Copy the blocks that the pool has just evicted (`evicted`); their slots are held until then.
 
     True: they are free already, `released` of them. False: the pool's `blocked` says which lease holds them.
     """
+    cdef Pool* p = &o.core.pool
+    if o.plain and p.evicted_used == 1 and o.pending.used == 0 and o.min_seen <= 1 and copy_piece(o, p.evicted):
+        return False
+    return copy_pieces(o, count, released)
+
+
+cdef bint copy_pieces(Offload* o, int64_t count, int64_t* released) noexcept nogil:
     cdef Pool* p = &o.core.pool
     cdef int32_t place = lease_new(o, LEASE_G2), n, fits
     cdef Lease* e = &o.leases[place]

@@ -322,10 +322,10 @@ cdef check_tier(str name, Tier* t):
             pinned += r.end - r.start if r.pins > 0 else 0
             down, run = run, r.down
             held = r.kids > 0 or (run != NIL and t.runs[run].start == r.end and t.runs[run].linked)
-            if (r.heap_at >= 0) != (r.pins == 0 and not held) or (r.pins == 0 and not r.linked):
+            if (t.heap_at[down] >= 0) != (r.pins == 0 and not held) or (r.pins == 0 and not r.linked):
                 raise AssertionError(f"{name}: block {r.end - 1} of segment {i} is misplaced among the evictable")
-            leaves += r.heap_at >= 0
-            if r.heap_at >= 0 and t.heaps[r.queue].items[r.heap_at].run != down:
+            leaves += t.heap_at[down] >= 0
+            if t.heap_at[down] >= 0 and t.heaps[r.queue].items[t.heap_at[down]].run != down:
                 raise AssertionError(f"{name}: block {r.end - 1} of segment {i} is misplaced in the heap")
     if leaves != t.heaps[0].used + t.heaps[1].used:
         raise AssertionError(f"{name}: {t.heaps[0].used} + {t.heaps[1].used} runs in the eviction order, not {leaves}")

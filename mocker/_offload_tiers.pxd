@@ -21,7 +21,6 @@ cdef struct Run:                   # consecutive blocks of a segment that are al
     int32_t down                   # run after it; of a free run: next free one
     int32_t parent                 # linked at offset 0: run whose last block comes before, NIL if nothing does
     int32_t kids                   # other segments linked to the last block
-    int32_t heap_at                # place in `heap` while its last block may be evicted next, else NIL
     int8_t step                    # of ticks from a block to the next: 1 or -1
     uint8_t linked                 # counts for the block before
     uint8_t uses                   # promotions, as far as the policy counts them
@@ -62,6 +61,7 @@ cdef struct Tier:
     int64_t next_tick
     int64_t evictions
     Run* runs
+    int32_t* heap_at               # [runs_used] place in its heap while the last block may be evicted next, else NIL
     int64_t runs_cap
     int64_t runs_used
     int32_t free_run

@@ -34,12 +34,17 @@ cdef inline int32_t span_low(Span* s) noexcept nogil:
 cdef int32_t run_new(Tier* t, Span* s, int32_t pins) noexcept nogil:
     """A run of a span's blocks, in no list yet; ticks are not set."""
     cdef int32_t run = t.free_run
+    cdef int64_t cap
     cdef Run* r
     cdef void* moved
     if run != NIL:
         t.free_run = t.runs[run].down
     else:
-        moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
+        cap = t.runs_cap
+        moved = grown(t.heap_at, &cap, t.runs_used + 1, sizeof(int32_t))
+        if moved != NULL:
+            t.heap_at = <int32_t*>moved
+            moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
         if moved == NULL:
             t.error = ERR_MEMORY
             return 0               # the caller writes into a run that exists; the error ends the run of the engine
@@ -49,7 +54,7 @@ cdef int32_t run_new(Tier* t, Span* s, int32_t pins) noexcept nogil:
     r = &t.runs[run]
     r.seg, r.start, r.pins = s.seg, span_low(s), pins
     r.end = r.start + s.count
-    r.up = r.down = r.parent = r.heap_at = NIL
+    r.up = r.down = r.parent = t.heap_at[run] = NIL
     r.kids = r.linked = r.uses = r.queue = 0
     r.step, r.tick = -1, 0
     return run
@@ -174,10 +179,10 @@ cdef void sift_up(Tier* t, Heap* h, int64_t i) noexcept nogil:
         if h.items[up].key < leaf.key:
             break
         h.items[i] = h.items[up]
-        t.runs[h.items[i].run].heap_at = <int32_t>i
+        t.heap_at[h.items[i].run] = <int32_t>i
         i = up
     h.items[i] = leaf
-    t.runs[leaf.run].heap_at = <int32_t>i
+    t.heap_at[leaf.run] = <int32_t>i
 
 
 cdef void sift_down(Tier* t, Heap* h, int64_t i) noexcept nogil:
@@ -189,11 +194,11 @@ cdef void sift_down(Tier* t, Heap* h, int64_t i) noexcept nogil:
         if h.items[down].key > leaf.key:
             break
         h.items[i] = h.items[down]
-        t.runs[h.items[i].run].heap_at = <int32_t>i
+        t.heap_at[h.items[i].run] = <int32_t>i
         i = down
         down = 2 * i + 1
     h.items[i] = leaf
-    t.runs[leaf.run].heap_at = <int32_t>i
+    t.heap_at[leaf.run] = <int32_t>i
 
 
 cdef bint heap_append(Tier* t, Heap* h, int32_t run, int64_t key) noexcept nogil:
@@ -204,7 +209,7 @@ cdef bint heap_append(Tier* t, Heap* h, int32_t run, int64_t key) noexcept nogil
         return False
     h.items = <Leaf*>moved
     h.items[h.used].run, h.items[h.used].key = run, key
-    t.runs[run].heap_at = <int32_t>h.used
+    t.heap_at[run] = <int32_t>h.used
     h.used += 1
     return True
 
@@ -216,22 +221,22 @@ cdef void heap_put(Tier* t, int32_t run) noexcept nogil:
 
 
 cdef void heap_take(Tier* t, int32_t run) noexcept nogil:
-    cdef int32_t i = t.runs[run].heap_at
+    cdef int32_t i = t.heap_at[run]
     cdef Heap* h = &t.heaps[t.runs[run].queue]
     if i < 0:
         return
-    t.runs[run].heap_at = NIL
+    t.heap_at[run] = NIL
     h.used -= 1
     if i < h.used:
         h.items[i] = h.items[h.used]
-        t.runs[h.items[i].run].heap_at = i
+        t.heap_at[h.items[i].run] = i
         sift_up(t, h, i)
-        sift_down(t, h, t.runs[h.items[i].run].heap_at)
+        sift_down(t, h, t.heap_at[h.items[i].run])
 
 
 cdef void heap_renew(Tier* t, int32_t run) noexcept nogil:
     """The policy thinks otherwise of a run."""
-    if t.runs[run].heap_at >= 0:
+    if t.heap_at[run] >= 0:
         heap_take(t, run)
         heap_put(t, run)
 
@@ -240,7 +245,7 @@ cdef inline void heap_replace(Tier* t, Heap* h, int32_t run) noexcept nogil:
     """Put a run in the place of the first one."""
     cdef int64_t key = leaf_key(t, run)
     h.items[0].run, h.items[0].key = run, key
-    t.runs[run].heap_at = 0
+    t.heap_at[run] = 0
     if (h.used > 1 and h.items[1].key < key) or (h.used > 2 and h.items[2].key < key):
         sift_down(t, h, 0)
 
@@ -276,7 +281,7 @@ cdef void bare(Tier* t, int32_t run) noexcept nogil:
         if held(t, run):
             return
         if t.runs[run].pins == 0:
-            if t.runs[run].heap_at == NIL:
+            if t.heap_at[run] == NIL:
                 heap_put(t, run)
             return
         run = unlink(t, run)
@@ -339,6 +344,7 @@ cdef void tier_init(Tier* t, int64_t capacity, Catalog* catalog, bint log) noexc
 
 cdef void tier_free(Tier* t) noexcept nogil:
     free(t.runs)
+    free(t.heap_at)
     free(t.first)
     free(t.heaps[0].items)
     free(t.heaps[1].items)
