@@ -18,7 +18,7 @@ import numpy as np
 from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, NIL, int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
-from mocker._heap cimport Pending, heap_pop, heap_push
+from mocker._heap cimport Pending, heap_pop, heap_push, order_of
 from mocker._kv cimport path_free, path_reserve
 from mocker._lanes cimport Lanes
 from mocker._offload_pass cimport tiers_begin, tiers_look
@@ -35,11 +35,6 @@ from mocker._workers cimport (
 
 cdef enum:
     TICKS_LIMIT = 1000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
-
-
-cdef inline int64_t order_of(double at) noexcept nogil:
-    """A number that orders as the time does (which is not negative)."""
-    return (<int64_t*>&at)[0]
 
 
 cdef class Cluster(Lanes):

@@ -14,5 +14,10 @@ cdef struct Heap:
     int64_t cap
 
 
+cdef inline int64_t order_of(double at) noexcept nogil:
+    """A number that orders as the time does (which is not negative)."""
+    return (<int64_t*>&at)[0]
+
+
 cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil
 cdef Pending heap_pop(Heap* h) noexcept nogil

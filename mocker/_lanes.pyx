@@ -18,7 +18,7 @@ from mocker._core cimport Core, Request
 from mocker._paths cimport PathTable
 from mocker._router cimport Router, Ticket
 from mocker._sglang cimport SglangCore, SglRequest
-from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, LIFE_GONE, View, Workers
+from mocker._workers cimport FAST_CLOCK, KIND_CORE, KIND_SGLANG, LIFE_GONE, ROLE_PREFILL, View, Workers
 
 
 cdef class Lanes(Workers):
@@ -220,6 +220,8 @@ cdef class Lanes(Workers):
         self.apart_gaps = NULL
 
     cdef void log_gaps(self, int64_t worker, Gaps* gaps) noexcept nogil:
+        if self.role[worker] == ROLE_PREFILL:  # it has a collector of its own
+            return
         if self.kind == KIND_SGLANG:
             (<SglangCore*>self.cores[worker]).gaps = gaps
         else:

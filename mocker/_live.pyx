@@ -124,6 +124,7 @@ def settle(Cluster c, double now):
     """Let the cluster react to a change made at `now`, where nothing else happens earlier."""
     cdef int64_t w, done = 0
     cdef bint ok = True
+    cdef int had = c.fast
     if not c.started:
         return
     if now > c.now and c.watch is not None:
@@ -131,8 +132,10 @@ def settle(Cluster c, double now):
     elif now > c.now:
         c.now = now
     c.finished = c.finished and c.stalled
+    c.fast = 0                                 # nobody may get ahead of what else is changed now
     with nogil:
         ok = c.settle(&done)
+    c.fast = had
     for w in range(c.workers):
         c.fold(w)
     c.raise_errors()

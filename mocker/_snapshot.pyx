@@ -150,6 +150,7 @@ cdef void handoffs_carry(Carrier* io, DisaggCluster d) noexcept nogil:
     cdef int64_t n = d.n, w
     collector_carry(io, d.prefill_collector, n)
     carry(io, &d.open, sizeof(int64_t))
+    carry(io, &d.ranked_at, sizeof(double))
     if n > 0:
         carry(io, &d.marks[0], n * <int64_t>sizeof(int32_t))
         carry(io, &d.source_slot[0], n * <int64_t>sizeof(int32_t))
@@ -405,22 +406,24 @@ cdef int connect(Cluster c) except -1:
     cdef Core* k
     cdef SglangCore* g
     cdef Collector to
+    cdef bint apart
     for w in range(c.workers):
         if c.cores[w] == NULL:
             c.views[w].ended, c.views[w].ended_used = NULL, 0
             continue
         to = c.collector
+        apart = c.apart_gaps != NULL and c.role[w] != ROLE_PREFILL
         if c.role[w] == ROLE_PREFILL and isinstance(c, DisaggCluster):
             to = (<DisaggCluster>c).prefill_collector
         if c.kind == KIND_SGLANG:
             (<SglangEngine>c.engines[w]).collect(to)
             g = <SglangCore*>c.cores[w]
             c.views[w].ended = g.notes
-            if c.apart_gaps != NULL:
+            if apart:
                 g.gaps = &c.apart_gaps[w]
             continue
         k = <Core*>c.cores[w]
-        k.rows, k.gaps = &to.rows, &to.gaps if c.apart_gaps == NULL else &c.apart_gaps[w]
+        k.rows, k.gaps = &to.rows, &c.apart_gaps[w] if apart else &to.gaps
         c.views[w].ended = k.ended
     return 0
 
