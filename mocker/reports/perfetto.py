@@ -6,7 +6,6 @@ and the pass of its first token to its last pass. Times are microseconds of simu
 """
 from __future__ import annotations
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from ..text import Writer, encoded, json_text, lines, open_text
 from ..timeline import Timeline, worker_numbers
-from .parts import parts
+from .parts import PART, parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,14 +152,17 @@ def _flows(out: Writer, columns: dict[str, NDArray[Any]], timeline: Timeline,
            passes: dict[str, NDArray[Any]]) -> None:
     """Requests whose passes are all in the log: arrival, first pass, pass of the first token, last pass."""
     log = _Log(passes, len(timeline.workers))
-    known = functools.lru_cache(1)(lambda start, stop: _points(columns, slice(start, stop), timeline, log))
-    found = sum(len(known(part.start, part.stop)[0]) for part in parts(len(columns["row"])))
+    found, known = 0, []
+    for part in parts(len(columns["row"])):
+        of_part = _points(columns, part, timeline, log)
+        found += len(of_part[0])
+        known.append(of_part if found <= PART else None)       # few of a long run, but who knows
     step = max(-(-found // MAX_FLOWS), 1)
     middle = np.round((passes["start_ms"] + passes["end_ms"]) * 500.0, 3)
     ids = columns.get("request_id")
     seen = 0
-    for part in parts(len(columns["row"])):
-        rows, *points = known(part.start, part.stop)
+    for part, kept in zip(parts(len(columns["row"])), known, strict=True):
+        rows, *points = kept or _points(columns, part, timeline, log)
         chosen = slice(-seen % step, None, step)
         seen += len(rows)
         row, first_worker, last_worker, admit, first, last = (values[chosen] for values in (rows, *points))
@@ -190,11 +192,14 @@ def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,
     first_worker = last_worker
     if "prefill" in timeline.pools:
         first_worker = worker_numbers(columns["prefill_worker_idx"][part], timeline.pools, "prefill")
-    admit = log.find(first_worker, columns["first_admit_ms"][part], starts=True)
-    first = log.find(last_worker, columns["first_token_ms"][part], starts=False)
-    last = log.find(last_worker, columns["last_token_ms"][part], starts=False)
-    kept = np.flatnonzero((admit >= 0) & (first >= 0) & (last >= 0))
-    return kept + part.start, first_worker[kept], last_worker[kept], admit[kept], first[kept], last[kept]
+    kept = np.arange(len(last_worker))
+    entries: list[NDArray[np.int64]] = []
+    for key, worker, starts in (("first_admit_ms", first_worker, True), ("first_token_ms", last_worker, False),
+                                ("last_token_ms", last_worker, False)):
+        entry = log.find(worker[kept], columns[key][part][kept], starts=starts)
+        inside = entry >= 0
+        kept, entries = kept[inside], [values[inside] for values in (*entries, entry)]
+    return kept + part.start, first_worker[kept], last_worker[kept], *entries
 
 
 class _Log:
