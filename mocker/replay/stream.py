@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ class RowStream:
         """Bring everything to the disk, what is held back included."""
         try:
             if self.drain is not None:
-                self.drain.flush()
+                self.drain.close()
             if self._fd >= 0:
                 self._out.close()
                 os.fsync(self._fd)
@@ -177,6 +178,8 @@ class RowStream:
 
 class Drain:
     """Takes requests that have ended from a running cluster to a stream, which also asks for them when it is closed.
+
+    A thread of its own writes them in order, one batch at a time, while the replay goes on.
 
     Parameters
     ----------
@@ -196,6 +199,8 @@ class Drain:
         self._low = 0                          # every request before it is taken
         self._held: list[NDArray[np.int64]] = []
         self._holds, self._since = 0, time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "mocker-rows")
+        self._batch: Future[None] | None = None                # that is being written
         stream.drain = self
 
     def ended(self) -> None:
@@ -204,7 +209,7 @@ class Drain:
         rows = self._low + np.flatnonzero((terminal != 0) & ~self._taken[self._low:])
         self._take(rows[self._settled(rows)])
         if time.monotonic() - self._since > HELD_S:
-            self.flush()
+            self._write(self._holds)
         elif self._holds >= BATCH_ROWS:
             self._write(self._holds // BATCH_ROWS * BATCH_ROWS)
 
@@ -227,8 +232,21 @@ class Drain:
         self._holds += len(rows)
 
     def flush(self) -> None:
-        """Write what has ended."""
+        """Write what has ended, and wait for it."""
         self._write(self._holds)
+        self._wait()
+
+    def close(self) -> None:
+        """Write what has ended; the last call."""
+        try:
+            self.flush()
+        finally:
+            self._writer.shutdown()
+
+    def _wait(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.result()
 
     def _write(self, count: int) -> None:
         rows = np.concatenate([np.empty(0, np.int64), *self._held])
@@ -236,7 +254,9 @@ class Drain:
         self._holds -= count
         for start in range(0, len(rows), BATCH_ROWS):
             batch = rows[start:start + BATCH_ROWS]
-            self._stream.add(self._columns(batch), self._kept(batch))
+            columns, kept = self._columns(batch), self._kept(batch)
+            self._wait()
+            self._batch = self._writer.submit(self._stream.add, columns, kept)
         left = np.flatnonzero(~self._taken[self._low:])
         self._low += int(left[0]) if len(left) else len(self._taken) - self._low
         self._since = time.monotonic()
