@@ -323,22 +323,23 @@ cdef class Recorder:
 
         Returns
         -------
-        cells : ndarray of float64, shape (workers, bins, len(CELL_FIELDS))
+        cells : ndarray of float64, shape (len(CELL_FIELDS), workers, bins)
             Times of `CELL_FIELDS`: requests x ms, blocks x ms, ms, counts.
         queued : ndarray of float64, shape (bins,)
             Requests in the router's queues x ms.
         """
-        cdef int64_t w, i
+        cdef int64_t w, i, k
         bins = min(bins, self.t.bins)
-        cells = np.empty((self.t.workers, bins, FIELDS))
+        cells = np.empty((FIELDS, self.t.workers, bins))
         queued = np.empty(bins)
         cdef double[:, :, ::1] out = cells
         cdef double[::1] q = queued
         cdef double* source
         for w in range(self.t.workers):
             source = <double*>self.t.tracks[w].cells
-            for i in range(bins * FIELDS):
-                (&out[w, 0, 0])[i] = source[i]
+            for i in range(bins):
+                for k in range(FIELDS):
+                    out[k, w, i] = source[i * FIELDS + k]
         for i in range(bins):
             q[i] = self.t.queued[i]
         return cells, queued

@@ -151,7 +151,7 @@ class Timeline:
             number = counts[pool] = counts.get(pool, -1) + 1
             self.workers.append(f"worker {number}" if pool == "aggregated" else f"{pool} {number}")
         spans: FloatArray = np.maximum(self.end_ms - self.start_ms, 1e-9)
-        sums = {name: cells[:, :bins, i] for i, name in enumerate(CELL_FIELDS)}
+        sums = dict(zip(CELL_FIELDS, cells, strict=True))
         self.router_queue: FloatArray = np.divide(queued[:bins], spans)
         self.shared: dict[str, FloatArray] = {
             f"kv_{tier}_blocks": sums[:bins] / spans for tier, sums in recorder.below().items()}

@@ -129,8 +129,9 @@ def _note(text: str) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:
     """A table of cells that are HTML already; the first `text_columns` are text, the others numbers."""
     def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}{'' if i < text_columns else ' class=n'}>{cell}</{tag}>"
-                                for i, cell in enumerate(cells)) + "</tr>\n"
+        text, number = f"</{tag}><{tag}>", f"</{tag}><{tag} class=n>"
+        return (f"<tr><{tag}>" + number.join([text.join(cells[:text_columns]), *cells[text_columns:]])
+                + f"</{tag}></tr>\n")
 
     body = "".join(line("td", row) for row in rows)
     return f'<div class="scroll"><table><thead>{line("th", header)}</thead><tbody>{body}</tbody></table></div>\n'
