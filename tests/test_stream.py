@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -111,6 +112,16 @@ def test_parquet_parts_and_sketches(tmp_path, monkeypatch):
             mocker.simulate(TRACE, stream_to=path, **options)
     with pytest.raises(ValueError, match="exclude each other"):
         mocker.simulate(TRACE, stream_to=tmp_path / "a.jsonl", recording=mocker.Recording(), **options)
+
+
+def test_a_failed_write_ends_the_replay(tmp_path, often, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(stream.RowStream, "add", fail)
+    with pytest.raises(OSError, match="disk full"):
+        mocker.simulate(TRACE, stream_to=tmp_path / "rows.jsonl", **options_of("four"))
+    assert not any(thread.name.startswith("mocker-rows") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("name", ["one", "four", "cap", "small pool", "sglang", "late"])
