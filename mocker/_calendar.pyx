@@ -16,7 +16,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort
 
 from mocker._common cimport ERR_MEMORY, NIL, ST_RUNNING, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport Calendar, Core, Request
-from mocker._offload cimport must_wait
+from mocker._offload cimport Offload, must_wait
 
 cdef enum:
     DAYS_LEAST = 64
@@ -26,6 +26,7 @@ cdef enum:
     HALF_PAUSE = 64                # when at its opening too few could sleep,
     LONG_PAUSE = 16384             # after a while in which most were awake in most passes
     WHILE = 32
+    ABOVE_TIERS = 3                # times as many as elsewhere: skipped passes serve smaller batches as well
 
 
 cdef inline int lowest_bit(uint64_t bits) noexcept nogil:
@@ -272,6 +273,8 @@ cdef void calendar_open(Core* c) noexcept nogil:
     cdef int32_t slot
     if (c.pass_no < k.not_before or c.rows == NULL or c.real_tokens or c.record or c.metrics or c.nextn
             or c.n_running > c.max_tokens or not prepared(c)):
+        return
+    if c.tiers != NULL and (<Offload*>c.tiers).strides and c.n_running < ABOVE_TIERS * k.least:
         return
     k.is_open = True
     k.tick = k.base = k.asleep = k.n_awake = k.odd = 0
