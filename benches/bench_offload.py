@@ -16,7 +16,7 @@ from mocker.replay.fast import FastPaths
 CASES = {"1 worker": {}, "4 workers": {"num_workers": 4},
          "4 workers, KV router": {"num_workers": 4, "router_mode": "kv_router"}}
 HOST_BLOCKS = 65_536
-PLAIN = FastPaths(clock=False, ahead=False, lanes=False)
+PLAIN = FastPaths(clock=False, ahead=False, lanes=False, calendar=0)
 
 
 def seconds(trace: Trace, blocks: int | None, fast: bool | FastPaths, options: dict) -> float:
