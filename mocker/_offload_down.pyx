@@ -136,38 +136,57 @@ cdef void write_through(Offload* o) noexcept nogil:
     lane_start(o, place)
 
 
-cdef bint copy_piece(Offload* o, Piece* gone) noexcept nogil:
-    """Copy an evicted piece that is new to the host and can start at once; false: there is more to it."""
-    cdef Span part = span_of(gone.key, <int32_t>gone.tokens, gone.start + gone.count - 1, gone.count, -1)
-    cdef int64_t batches = (part.count + o.batch_size - 1) // o.batch_size if part.count > o.batch_size else 1, k = 0
-    cdef int32_t place, left = part.count
+cdef inline Span evicted_span(Piece* gone) noexcept nogil:
+    return span_of(gone.key, <int32_t>gone.tokens, gone.start + gone.count - 1, gone.count, -1)
+
+
+cdef bint copy_at_once(Offload* o, int64_t count) noexcept nogil:
+    """Copy evicted blocks that are all new to the host, and all can start; false: there is more to it."""
+    cdef Pool* p = &o.core.pool
+    cdef int64_t batches = (count + o.batch_size - 1) // o.batch_size if count > o.batch_size else 1, i, n
+    cdef int64_t left = 0, size = 0            # of the batch: blocks still to come, and in all
+    cdef int32_t place, k = 0, first = 0
     cdef Lease* e
     cdef Span* items
+    cdef Span part
     cdef bint there
-    if (o.lane.head < o.lane.used or o.lane.active + batches > o.lane.limit or left > tier_room(&o.g2)
-            or tier_look(&o.g2, &part, &there) < left or there):
+    if o.lane.head < o.lane.used or o.lane.active + batches > o.lane.limit or count > tier_room(&o.g2):
         return False
+    for i in range(p.evicted_used):
+        part = evicted_span(&p.evicted[i])
+        if tier_look(&o.g2, &part, &there) < part.count or there:
+            return False
     place = lease_new(o, LEASE_G2)
     e = &o.leases[place]
-    items = <Span*>grown(e.blocks.items, &e.blocks.cap, batches, sizeof(Span))
+    items = <Span*>grown(e.blocks.items, &e.blocks.cap, p.evicted_used + batches, sizeof(Span))
     if items == NULL:
         o.error = ERR_MEMORY
         return False
     offload_sync(o, &o.down)
     e.blocks.items = items
-    e.slots = e.outstanding = e.blocks.blocks = left
-    e.blocks.used = batches
-    o.g2.reserved += left
+    e.slots = e.outstanding = e.blocks.blocks = count
+    o.g2.reserved += count
     o.lane.active += batches
-    for k in range(batches):
-        part.count = <int32_t>min(<int64_t>left, o.batch_size)
-        items[k] = part
-        tier_take(&o.g2, part.count)           # which has the room
-        link_start(&o.down, o.now, <double>(part.count * o.block_bytes), o.worker, place, <int32_t>k, 1)
-        left -= part.count
-        part.at -= part.count
+    for i in range(p.evicted_used):
+        part = evicted_span(&p.evicted[i])
+        n = part.count
+        while n > 0:
+            if left == 0:                      # a batch begins
+                left = size = min(count, o.batch_size)
+                count -= size
+                first = k
+            part.count = <int32_t>min(n, left)
+            items[k] = part
+            k += 1
+            left -= part.count
+            n -= part.count
+            part.at -= part.count
+            if left == 0:
+                tier_take(&o.g2, size)         # which has the room
+                link_start(&o.down, o.now, <double>(size * o.block_bytes), o.worker, place, first, k - first)
+    e.blocks.used = k
     o.n_blocked += 1
-    o.core.pool.blocked = place
+    p.blocked = place
     return True
 
 
@@ -176,25 +195,22 @@ cdef bint offload_enqueue(Offload* o, int64_t count, int64_t* released) noexcept
 
     True: they are free already, `released` of them. False: the pool's `blocked` says which lease holds them.
     """
-    cdef Pool* p = &o.core.pool
-    if o.plain and p.evicted_used == 1 and o.pending.used == 0 and o.min_seen <= 1 and copy_piece(o, p.evicted):
+    if o.plain and o.pending.used == 0 and o.min_seen <= 1 and copy_at_once(o, count):
         return False
-    return copy_pieces(o, count, released)
+    return copy_some(o, count, released)
 
 
-cdef bint copy_pieces(Offload* o, int64_t count, int64_t* released) noexcept nogil:
+cdef bint copy_some(Offload* o, int64_t count, int64_t* released) noexcept nogil:
     cdef Pool* p = &o.core.pool
     cdef int32_t place = lease_new(o, LEASE_G2), n, fits
     cdef Lease* e = &o.leases[place]
     cdef int64_t i, claims = 0, room = tier_room(&o.g2)
     cdef Span part
-    cdef Piece* gone
     cdef bint remember = o.reference and offload_tells(o), there
     e.slots = count
     offload_sync(o, &o.down)
     for i in range(p.evicted_used):
-        gone = &p.evicted[i]
-        part = span_of(gone.key, <int32_t>gone.tokens, gone.start + gone.count - 1, gone.count, -1)
+        part = evicted_span(&p.evicted[i])
         if remember:
             enlist(o, &o.known, &part)
         while part.count > 0:

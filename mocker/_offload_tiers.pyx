@@ -31,26 +31,29 @@ cdef inline int32_t span_low(Span* s) noexcept nogil:
     return s.at if s.step > 0 else s.at - s.count + 1
 
 
-cdef int32_t run_new(Tier* t, Span* s, int32_t pins) noexcept nogil:
+cdef int32_t run_more(Tier* t) noexcept nogil:
+    """A run that was never used."""
+    cdef int64_t cap = t.runs_cap
+    cdef void* moved = grown(t.heap_at, &cap, t.runs_used + 1, sizeof(int32_t))
+    if moved != NULL:
+        t.heap_at = <int32_t*>moved
+        moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
+    if moved == NULL:
+        t.error = ERR_MEMORY
+        return 0                   # the caller writes into a run that exists; the error ends the run of the engine
+    t.runs = <Run*>moved
+    t.runs_used += 1
+    return <int32_t>t.runs_used - 1
+
+
+cdef inline int32_t run_new(Tier* t, Span* s, int32_t pins) noexcept nogil:
     """A run of a span's blocks, in no list yet; ticks are not set."""
     cdef int32_t run = t.free_run
-    cdef int64_t cap
     cdef Run* r
-    cdef void* moved
     if run != NIL:
         t.free_run = t.runs[run].down
     else:
-        cap = t.runs_cap
-        moved = grown(t.heap_at, &cap, t.runs_used + 1, sizeof(int32_t))
-        if moved != NULL:
-            t.heap_at = <int32_t*>moved
-            moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
-        if moved == NULL:
-            t.error = ERR_MEMORY
-            return 0               # the caller writes into a run that exists; the error ends the run of the engine
-        t.runs = <Run*>moved
-        run = <int32_t>t.runs_used
-        t.runs_used += 1
+        run = run_more(t)
     r = &t.runs[run]
     r.seg, r.start, r.pins = s.seg, span_low(s), pins
     r.end = r.start + s.count
@@ -89,7 +92,7 @@ cdef void first_set(Tier* t, int32_t seg, int32_t run) noexcept nogil:
     t.first[seg] = run
 
 
-cdef void run_enter(Tier* t, int32_t run, int32_t up, int32_t down) noexcept nogil:
+cdef inline void run_enter(Tier* t, int32_t run, int32_t up, int32_t down) noexcept nogil:
     """Put a run between two of its segment."""
     cdef Run* r = &t.runs[run]
     r.up, r.down = up, down
@@ -97,6 +100,8 @@ cdef void run_enter(Tier* t, int32_t run, int32_t up, int32_t down) noexcept nog
         t.runs[down].up = run
     if up != NIL:
         t.runs[up].down = run
+    elif 0 <= r.seg < t.first_cap:
+        t.first[r.seg] = run
     else:
         first_set(t, r.seg, run)
 
@@ -423,20 +428,73 @@ cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
         return False
     t.free -= count - rest
     if rest > 0:
-        make_room(t, rest)
+        t.evictions += rest
+        t.inactive -= rest
+        if t.policy == EVICT_LRU:
+            oldest_go(t, rest)
+        else:
+            make_room(t, rest)
     t.peak = max(t.peak, t.capacity - t.free)
     return True
 
 
+cdef inline int64_t in_turn(Heap* h, Run* r, int64_t n) noexcept nogil:
+    """Of the next `n` blocks of the first run so many go until another run's turn comes."""
+    if n > 1 and r.step < 0:
+        if h.used > 1:
+            n = min(n, h.items[1].key - h.items[0].key)
+        if h.used > 2:
+            n = min(n, h.items[2].key - h.items[0].key)
+    return n
+
+
+cdef inline void cut(Heap* h, Run* r, int64_t n) noexcept nogil:
+    """Blocks go from the end of the first run, which stays the first one: keys differ, and `in_turn` saw to it."""
+    r.end -= <int32_t>n
+    h.items[0].key -= n * r.step
+
+
+cdef inline void gone(Tier* t, Heap* h, int32_t run) noexcept nogil:
+    """The first run has no blocks any more."""
+    cdef int32_t before = unlink(t, run)
+    run_leave(t, run)
+    if (before != NIL and t.runs[before].pins == 0 and not held(t, before)
+            and t.runs[before].queue == t.runs[run].queue):
+        heap_replace(t, h, before)             # which may well be the next one
+        return
+    heap_take(t, run)
+    bare(t, before)
+
+
+cdef void oldest_go(Tier* t, int64_t rest) noexcept nogil:
+    """`make_room` by age alone."""
+    cdef Heap* h = &t.heaps[0]
+    cdef int64_t n
+    cdef int32_t run
+    cdef Run* r
+    cdef Span part
+    t.small -= rest
+    while rest > 0:
+        run = h.items[0].run
+        r = &t.runs[run]
+        n = in_turn(h, r, min(rest, r.end - r.start))
+        if t.log:
+            part = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
+            note(t, &part, False)
+        rest -= n
+        if n < r.end - r.start:
+            cut(h, r, n)
+        else:
+            gone(t, h, run)
+
+
 cdef void make_room(Tier* t, int64_t rest) noexcept nogil:
     """Evict so many blocks; there are as many."""
-    cdef int64_t n, i
-    cdef int32_t run, before
-    cdef Run* r
     cdef Heap* h = &t.heaps[0]
-    cdef Span gone
-    t.evictions += rest
-    t.inactive -= rest
+    cdef int64_t n
+    cdef int32_t run
+    cdef Run* r
+    cdef Span part
     while rest > 0:
         if t.policy == EVICT_S3FIFO:
             h = &t.heaps[policy_queue(t)]
@@ -444,32 +502,20 @@ cdef void make_room(Tier* t, int64_t rest) noexcept nogil:
                 continue
         run = h.items[0].run
         r = &t.runs[run]
-        n = min(rest, r.end - r.start)
-        if n > 1 and r.step < 0:               # until another run's turn comes
-            for i in range(1, min(3, h.used)):
-                n = min(n, h.items[i].key - h.items[0].key)
+        n = in_turn(h, r, min(rest, r.end - r.start))
         if n > 1 and t.policy == EVICT_S3FIFO:
             n = policy_most(t, n)
-        if t.log or t.policy == EVICT_S3FIFO:
-            gone = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
-            note(t, &gone, False)
-            if t.policy == EVICT_S3FIFO and r.queue == 0:
-                policy_gone(t, &gone)
+        part = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
+        note(t, &part, False)
         if r.queue == 0:
             t.small -= n
+            if t.policy == EVICT_S3FIFO:
+                policy_gone(t, &part)
         rest -= n
-        if n < r.end - r.start:                # it is still the first one: keys differ, and n took care of the others
-            r.end -= <int32_t>n
-            h.items[0].key -= n * r.step
-            continue
-        before = unlink(t, run)
-        run_leave(t, run)
-        if (before != NIL and t.runs[before].pins == 0 and not held(t, before)
-                and t.runs[before].queue == t.runs[run].queue):
-            heap_replace(t, h, before)         # which may well be the next one
-            continue
-        heap_take(t, run)
-        bare(t, before)
+        if n < r.end - r.start:
+            cut(h, r, n)
+        else:
+            gone(t, h, run)
 
 
 cdef int32_t arrive(Tier* t, Span* s, int32_t pins, bint* fresh) noexcept nogil:
