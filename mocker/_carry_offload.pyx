@@ -8,7 +8,7 @@ from mocker._carry_engines cimport path_carry
 from mocker._common cimport int32_t, int64_t, uint8_t
 from mocker._core cimport Core
 from mocker._offload cimport Batch, Change, Going, Lane, Lease, Offload, Shared, Wait, World
-from mocker._offload_blocks cimport Block, BlockSet, Catalog, Origin, Place, Span, Spans
+from mocker._offload_blocks cimport Block, BlockSet, Catalog, Origin, Parent, Place, Span, Spans
 from mocker._offload_links cimport Link, Transfer
 from mocker._offload_marks cimport Mark, Marks
 from mocker._offload_tiers cimport Future, Leaf, Run, Tier
@@ -36,6 +36,7 @@ cdef void catalog_carry(Carrier* io, Catalog* c) noexcept nogil:
     cdef int64_t places = <int64_t>c.numbers.mask + 1
     cdef int i
     carry_array(io, <void**>&c.items, c.used, c.cap, sizeof(Origin))
+    carry_array(io, <void**>&c.parents, c.used, c.cap, sizeof(Parent))
     for i in range(2):
         carry_array(io, <void**>&c.direct[i].numbers, c.direct[i].cap, c.direct[i].cap, sizeof(int32_t))
     carry_array(io, <void**>&c.numbers.places, places, places, sizeof(Place))

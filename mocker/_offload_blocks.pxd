@@ -45,12 +45,16 @@ cdef struct KeyMap:                # segment -> number, open addressing
     int64_t used
 
 
-cdef struct Origin:                # what a segment's first block follows
+cdef struct Origin:                # what a segment's first block follows, by name
     uint64_t key                   # the segment
     uint64_t parent_key
     uint64_t local                 # hash of its tokens alone (real tokens only)
     int32_t parent_at              # NIL: nothing, it begins a sequence
-    int32_t parent                 # number of the segment that it follows
+
+
+cdef struct Parent:                # the same by number
+    int32_t seg                    # segment, NIL: it begins a sequence, or follows what never was resident
+    int32_t at                     # block
 
 
 cdef struct Direct:                # segments whose keys follow each other closely: their numbers without a search
@@ -61,6 +65,7 @@ cdef struct Direct:                # segments whose keys follow each other close
 
 cdef struct Catalog:               # every segment that was ever resident
     Origin* items                  # [used] by number
+    Parent* parents                # [used] apart, since they are needed more often
     int64_t cap
     int64_t used
     Direct direct[2]               # stretches of a trace, generated blocks: keys without and with the highest bit

@@ -216,6 +216,7 @@ cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t 
     cdef KeyMap* m = &c.numbers
     cdef uint64_t at
     cdef int32_t number = catalog_number(c, key), parent = NIL
+    cdef int64_t cap
     cdef int32_t* place
     cdef void* moved
     cdef Origin* o
@@ -223,6 +224,11 @@ cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t 
         return number
     if parent_at != NIL:
         parent = catalog_number(c, parent_key)     # it has been resident before
+    cap = c.cap
+    moved = grown(c.parents, &cap, c.used + 1, sizeof(Parent))
+    if moved == NULL:
+        return NIL
+    c.parents = <Parent*>moved
     moved = grown(c.items, &c.cap, c.used + 1, sizeof(Origin))
     if moved == NULL:
         return NIL
@@ -240,7 +246,8 @@ cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t 
     else:
         place[0] = number
     o = &c.items[number]
-    o.key, o.parent_key, o.parent_at, o.parent, o.local = key, parent_key, parent_at, parent, local
+    o.key, o.parent_key, o.parent_at, o.local = key, parent_key, parent_at, local
+    c.parents[number].seg, c.parents[number].at = parent, parent_at
     c.used += 1
     return number
 
@@ -250,4 +257,5 @@ cdef void catalog_free(Catalog* c) noexcept nogil:
     for i in range(2):
         free(c.direct[i].numbers)
     free(c.items)
+    free(c.parents)
     free(c.numbers.places)

@@ -26,6 +26,7 @@ cdef struct Run:                   # consecutive blocks of a segment that are al
     uint8_t uses                   # promotions, as far as the policy counts them
     uint8_t queue                  # S3-FIFO: 0 small, 1 main
     int64_t tick                   # number of the first block's insertion among the evictable ones
+    int64_t pad[2]                 # 64 bytes: most often one cache line has all of the above
 
 
 cdef struct Leaf:                  # a run whose last block may be evicted

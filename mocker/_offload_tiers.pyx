@@ -19,7 +19,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
-from mocker._offload_blocks cimport Origin, catalog_number, span_block, span_of, span_part
+from mocker._offload_blocks cimport Parent, catalog_number, span_block, span_of, span_part
 from mocker._offload_policy cimport (
     policy_alike, policy_bias, policy_enter, policy_free, policy_gone, policy_most, policy_queue, policy_spares,
     policy_use)
@@ -305,11 +305,11 @@ cdef int32_t run_ending(Tier* t, int32_t seg, int32_t at) noexcept nogil:
 
 cdef void follow(Tier* t, int32_t run) noexcept nogil:
     """A run that is the first one of its segment counts for what the segment follows."""
-    cdef Origin* origin = &t.catalog.items[t.runs[run].seg]
+    cdef Parent* parent = &t.catalog.parents[t.runs[run].seg]
     cdef int32_t before
-    if origin.parent == NIL:
+    if parent.seg == NIL:
         return
-    before = run_ending(t, origin.parent, origin.parent_at)
+    before = run_ending(t, parent.seg, parent.at)
     t.runs[before].kids += 1
     t.runs[run].parent = before
     heap_take(t, before)
