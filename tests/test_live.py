@@ -191,6 +191,35 @@ def test_injected_requests_are_as_if_there_from_the_start(name):
         assert got.report[key] == whole.report[key], key
 
 
+def changed(name, seed, **fast):
+    """What comes of cancelling and injecting several requests each time that the clock stops."""
+    rng, told = random.Random(seed), []
+    sim = open_simulation(trace(seed, 40, sessions=seed % 2 == 1), **{**CASES[name], **fast})
+    for _ in range(12):
+        sim.run_until(sim.now_ms + rng.choice([0.0, 2.0, 15.0, 60.0]))
+        for _ in range(rng.randrange(4)):
+            row = rng.randrange(sim.requests)
+            if sim.finished:
+                break
+            if rng.random() < 0.5:
+                when = {"timestamp": sim.now_ms + 4.0} if name in OPEN and rng.random() < 0.4 else {}
+                sim.inject(input_length=rng.randrange(1, 40), output_length=rng.choice([1, 3, 30]), **when)
+            elif not np.isnan(sim.columns["arrival_ms"][row]):
+                told.append((row, sim.cancel(row)))
+    return sim.run().result(), told
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("tokens")])
+def test_fast_paths_do_not_pass_what_is_changed(name):
+    answers = set()
+    for seed in range(6):
+        (fast, told), (plain, told_plain) = changed(name, seed), changed(name, seed, fast_forward=False)
+        same(fast, plain)
+        assert told == told_plain
+        answers |= {found for _, found in told}
+    assert answers == {False, True}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_cancelled_requests_leave_nothing_behind(name):
     work = trace(9, sessions=True)
