@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from ._hooks import ScoreHook
 from ._offload_engine import OffloadWorld
-from .router_config import KvRouterConfig, PolicyProfile
+from .router_config import KvRouterConfig
+from .router_queues import PolicyProfile
 
 KINDS: Mapping[str, int]
 QUEUES: Mapping[str, int]

@@ -8,12 +8,11 @@ import pytest
 from mocker.args import MockEngineArgs
 from mocker.router_config import (
     KvRouterConfig,
-    PolicyProfile,
-    RouterPolicyConfig,
     decode_router_config,
     prefill_router_config,
     replay_router_config,
 )
+from mocker.router_queues import PolicyProfile, RouterPolicyConfig
 
 DEFAULTS = {
     "host_cache_hit_weight": 0.75, "disk_cache_hit_weight": 0.25, "router_temperature": 0.0, "use_kv_events": True,

@@ -7,7 +7,8 @@ from model.router import Class, Full, Request, Router
 
 from mocker._router import QueueRejection, RouterCore
 from mocker._spec import StdRng
-from mocker.router_config import KvRouterConfig, PolicyClass, PolicyProfile
+from mocker.router_config import KvRouterConfig
+from mocker.router_queues import PolicyClass, PolicyProfile
 
 
 class Config:

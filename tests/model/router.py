@@ -11,7 +11,7 @@ from fractions import Fraction
 
 @dataclass
 class Class:
-    """One queue: see `mocker.router_config.PolicyClass`."""
+    """One queue: see `mocker.router_queues.PolicyClass`."""
 
     name: str = "default"
     policy: str = "fcfs"
