@@ -9,12 +9,13 @@ Cost: `scan_mooncake` is O(bytes), one walk after a count of the lines, without 
 """
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.math cimport NAN
-from libc.stdint cimport INT32_MAX, UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
 import numpy as np
 
 from mocker._digits cimport short_integer
+from mocker._pages cimport large_pages
 
 cdef extern from "Python.h":
     double PyOS_string_to_double(const char *text, char **end, void *overflow) except? -1.0
@@ -63,7 +64,7 @@ cdef struct Scan:
     int64_t *output         # [row] tokens
     int64_t *offsets        # [row + 1] into hash_ids
     uint64_t *hash_ids
-    uint64_t *token_ids     # concatenated planned output tokens
+    uint32_t *token_ids     # concatenated planned output tokens
     int32_t *priority       # [row] 0 unless given, as the next one
     uint32_t *strict
     int64_t *line           # [row] 1-based
@@ -222,12 +223,12 @@ cdef inline const uint8_t *_skip(const uint8_t *p) noexcept nogil:
     return _number(p, &value, &late)
 
 
-cdef inline const uint8_t *_integers(const uint8_t *p, uint64_t limit, uint64_t *to, int64_t *count, int64_t room,
+cdef inline const uint8_t *_integers(const uint8_t *p, void *to, bint tokens, int64_t *count, int64_t room,
                                      const uint8_t *end, bint *full) noexcept nogil:
-    """Append the list at `p`, of integers up to `limit`, at index `count[0]`; the byte after it, or NULL.
+    """Append the list at `p`, of hash ids (uint64) or tokens (uint32), at index `count[0]`; the byte after it, or NULL.
 
     NULL with `full` set means that the list would not fit. Tokens have now this many digits, now that; ids, which are
-    counted up, as many as the one before: their loop is guessed right. `end`: one past the buffer; NULL for ids.
+    counted up, as many as the one before: their loop is guessed right. `end`: one past the buffer.
     """
     cdef int digits
     cdef int64_t n = count[0]
@@ -236,17 +237,20 @@ cdef inline const uint8_t *_integers(const uint8_t *p, uint64_t limit, uint64_t 
         return NULL
     p = _blank(p + 1)
     while True:
-        digits = short_integer(p, &value) if end != NULL and end - p >= 8 else 0
+        digits = short_integer(p, &value) if tokens and end - p >= 8 else 0
         if digits > 0 and (digits == 1 or p[0] != c'0'):
             p += digits
         else:
             p = _integer(p, 19, &value)
-        if p == NULL or value > limit:
+        if p == NULL or (tokens and value > UINT32_MAX):
             return NULL     # also the empty list, which is an error or rare
         if n == room:
             full[0] = True
             return NULL
-        to[n] = value
+        if tokens:
+            (<uint32_t*>to)[n] = <uint32_t>value
+        else:
+            (<uint64_t*>to)[n] = value
         n += 1
         if p[0] != c',':
             p = _blank(p)
@@ -292,7 +296,7 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         p = _blank(p + 1)
         q = p
         if key == HASH_IDS:
-            p = _integers(p, UINT64_MAX, s.hash_ids, &ids, s.ids_room, NULL, &full)
+            p = _integers(p, s.hash_ids, False, &ids, s.ids_room, s.end, &full)
             if full:
                 return FULL_IDS
         elif key == INPUT_LENGTH:
@@ -312,7 +316,7 @@ cdef int _row(Scan *s, const uint8_t *p) noexcept nogil:
         elif key == UNKNOWN:
             p = _skip(p)
         elif key == OUTPUT_TOKEN_IDS:
-            p = _integers(p, UINT32_MAX, s.token_ids, &tokens, s.tokens_room, s.end, &full)
+            p = _integers(p, s.token_ids, True, &tokens, s.tokens_room, s.end, &full)
             if full:
                 return FULL_TOKENS
         elif key == PRIORITY:
@@ -491,8 +495,8 @@ cdef int _read_late(const uint8_t *base, const int64_t *at, double *column, int6
 
 
 cdef object _wider(object ids, int64_t used, int64_t least):
-    """A larger copy of a uint64 array of which the first `used` values count."""
-    wider = np.empty(max(2 * len(ids), least), np.uint64)
+    """A larger copy of an array of which the first `used` values count."""
+    wider = np.empty(max(2 * len(ids), least), ids.dtype)
     wider[:used] = ids[:used]
     return wider
 
@@ -527,8 +531,8 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     cdef int64_t[::1] input, output, offsets, line
     cdef int64_t[:, ::1] marks, slow
     cdef int32_t[::1] priority
-    cdef uint32_t[::1] strict
-    cdef uint64_t[::1] ids, token_ids
+    cdef uint32_t[::1] strict, token_ids
+    cdef uint64_t[::1] ids
     cdef int64_t guess = (size - start) // 6 + 16       # values: each takes some nine bytes in practice
     cdef MooncakeRows out = MooncakeRows.__new__(MooncakeRows)
     if not 0 <= start <= size:
@@ -557,7 +561,7 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     out.input_length, out.output_length = np.empty(room, np.int64), np.empty(room, np.int64)
     out.line, out.hash_offsets = np.empty(room, np.int64), np.empty(room + 1, np.int64)
     out.hash_ids = np.empty(guess, np.uint64)           # pages that stay untouched cost nothing
-    tokens = np.empty(1, np.uint64)
+    tokens = np.empty(1, np.uint32)
     out.priority, out.strict_priority = np.zeros(room, np.int32), np.zeros(room, np.uint32)
     arrival, delay, input, output = out.arrival_ms, out.delay_ms, out.input_length, out.output_length
     line, offsets, ids, token_ids = out.line, out.hash_offsets, out.hash_ids, tokens
@@ -586,6 +590,7 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
         elif status == FULL_TOKENS:
             tokens = _wider(tokens, s.tokens, guess)
             token_ids = tokens
+            large_pages(&token_ids[0], tokens.nbytes)
             s.token_ids, s.tokens_room = &token_ids[0], token_ids.shape[0]
         elif status == TAKEN:
             break
@@ -600,7 +605,6 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     out.request_ids = _strings(s.base, s.request_at, s.rows, release) if s.requests else None
     out.policy_class = _strings(s.base, s.policy_at, s.rows, release) if s.policies else None
     out.planned = notes[7, :s.rows].copy()
-    out.output_token_ids = tokens[:s.tokens].astype(np.uint32)
     out.slow = np.empty((s.slow, 3), np.int64)
     slow = out.slow
     for i in range(s.rows if s.slow else 0):
@@ -610,11 +614,13 @@ def scan_mooncake(const uint8_t[::1] data not None, Py_ssize_t start=0, bint all
     arrival = delay = None      # an array with a view on it must not be resized
     input = output = line = offsets = None
     priority = None
-    strict = None
+    strict = token_ids = None
     ids = None
     for column in (out.arrival_ms, out.delay_ms, out.input_length, out.output_length, out.line, out.priority,
                    out.strict_priority):
         column.resize(s.rows, refcheck=False)
     out.hash_offsets.resize(s.rows + 1, refcheck=False)
     out.hash_ids.resize(s.ids, refcheck=False)      # gives the spare pages back, without a copy
+    tokens.resize(s.tokens, refcheck=False)
+    out.output_token_ids = tokens
     return out
