@@ -12,7 +12,6 @@ import json
 import math
 import numbers
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -207,7 +206,7 @@ def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
             yield file

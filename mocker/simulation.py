@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -272,9 +271,11 @@ class Simulation:
         return "; ".join([f"<Simulation: {self._headline()}", *problem_lines(self.report)]) + ">"
 
     def _repr_html_(self) -> str:
+        from html import escape  # its table of entities is for notebooks only
+
         def cells(tag: str, texts: list[str]) -> str:
-            first = f'<{tag} style="text-align:left">{html.escape(texts[0])}</{tag}>'
-            return "<tr>" + first + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts[1:]) + "</tr>"
+            first = f'<{tag} style="text-align:left">{escape(texts[0])}</{tag}>'
+            return "<tr>" + first + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts[1:]) + "</tr>"
 
         head = cells("th", ["Metric", *TABLE_COLUMNS])
         # A total stands in its first cell only.
@@ -282,8 +283,8 @@ class Simulation:
             cells("td", [row[0], row[1], *("" if text == "N/A" else text for text in row[2:])])
             for row in table_rows(self.report)
         )
-        below = "".join(f"<div>{html.escape(line)}</div>" for line in problem_lines(self.report))
-        caption = html.escape(f"{TITLE}: {self._headline()}")
+        below = "".join(f"<div>{escape(line)}</div>" for line in problem_lines(self.report))
+        caption = escape(f"{TITLE}: {self._headline()}")
         return (
             f'<div><table><caption style="text-align:left">{caption}</caption>'
             f"<thead>{head}</thead><tbody>{body}</tbody></table>{below}</div>"

@@ -30,7 +30,6 @@ from ..offload import offload_columns, offload_report
 from ..provenance import arguments_of
 from ..router_config import KvRouterConfig
 from ..simulation import Simulation
-from ..synth import Recipe
 from ..timeline import Recording, Timeline
 from ..timing import with_blocks
 from ..trace import Trace
@@ -43,6 +42,8 @@ from .stream import Drain, RowStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..synth import Recipe
 
 Progress = Callable[[int, int, float], None]
 PathLike = str | os.PathLike[str]
@@ -319,8 +320,11 @@ def _handoff_columns(cluster: DisaggCluster, rows: NDArray[np.int64]) -> dict[st
 def _load(workload: Any, call: Mapping[str, Any]) -> Trace:
     if isinstance(workload, TraceStream):
         raise TypeError("a TraceStream is replayed by mocker.simulate; load the trace for anything else")
-    if isinstance(workload, Recipe):
-        workload = workload.trace()
+    if not isinstance(workload, (Trace, str, os.PathLike)):
+        from ..synth import Recipe  # most replays have none, and need not load what makes traces
+
+        if isinstance(workload, Recipe):
+            workload = workload.trace()
     block_size = call["trace_block_size"]
     if isinstance(workload, Trace):
         if block_size is not None and block_size != workload.block_size:
