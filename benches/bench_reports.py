@@ -45,7 +45,7 @@ KINDS = {
     "recording and page": lambda run, to: run(recording=Recording()).write_html(to / "r.html"),
     "recording and series, CSV": lambda run, to: run(recording=Recording()).write_timeseries(to / "s.csv"),
     "recording and series, Parquet": lambda run, to: run(recording=Recording()).write_timeseries(to / "s.parquet"),
-    "recording, log and pass trace": lambda run, to: run(recording=Recording(passes=25_000)).write_pass_trace(
+    "recording, log and pass trace": lambda run, to: run(recording=Recording(passes=10_000)).write_pass_trace(
         to / "t.json"),
     "requests, JSON lines": lambda run, to: run().write_jsonl(to / "r.jsonl"),
     "requests, CSV": lambda run, to: run().write_csv(to / "r.csv"),

@@ -123,9 +123,9 @@ cdef inline void cell_add(Cell* c, Span* s, double ms) noexcept nogil:
 
 
 cdef inline bint timeline_plain(Timeline* t, int64_t worker, double start, double end) noexcept nogil:
-    """Whether a span follows the worker's one before in the same bin, as nearly all of them, and there is no log."""
+    """Whether a span follows the worker's one before in the same bin, as nearly all of them, and is not logged."""
     return (worker < t.workers and start == t.tracks[worker].end and start >= t.tracks[worker].low
-            and end <= t.tracks[worker].high and t.log_limit == 0)
+            and end <= t.tracks[worker].high and not t.seen_kept and t.seen_from <= start < t.seen_until)
 
 
 cdef inline void timeline_into(Track* x, Span* s) noexcept nogil:

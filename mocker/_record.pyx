@@ -265,6 +265,8 @@ cdef class Recorder:
         self.t.width = interval_ms
         self.t.bins, self.t.log_limit, self.t.stride, self.t.window = bins, passes, 1, window_ms
         self.t.log_from, self.t.log_until = start_ms, end_ms
+        if passes == 0:                        # nothing is logged in a window that is all of time
+            self.t.seen_from, self.t.seen_until = -INFINITY, INFINITY
         self.t.queued = <double*>calloc(bins, sizeof(double))
         if self.t.queued == NULL:
             raise MemoryError

@@ -1,10 +1,12 @@
 """Packages that are only needed for some things, imported when they are."""
 from __future__ import annotations
 
+import contextlib
 import importlib
+import threading
 from typing import Any
 
-__all__ = ["import_extra"]
+__all__ = ["import_ahead", "import_extra"]
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
@@ -29,3 +31,15 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{what} needs {module.partition('.')[0]}, which is not installed: pip install "
                           f"'mocker-llm[{extra}]'") from error
+
+
+def import_ahead(module: str) -> None:
+    """Begin to import an optional package beside what goes on; who needs it before it is there waits for it.
+
+    That it is not installed is found out then.
+    """
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+    threading.Thread(target=load, name=f"import {module}").start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,10 +229,15 @@ class Simulation:
             The shell command that made the run, for the page.
         """
         from mocker.provenance import provenance
-        from mocker.reports.html import write_html
+        from mocker.report import plain
+        from mocker.reports.html import write_page
+        from mocker.reports.run import run_data
 
-        name = Path(path).stem if name is None else name
-        return write_html(path, {name: self}, {name: provenance(self, command)})
+        with ThreadPoolExecutor(1) as beside:      # the digest of the trace's file takes as long as all the rest
+            made = beside.submit(provenance, self, command)
+            data = run_data(self, Path(path).stem if name is None else name, {})
+            data["provenance"] = plain(made.result())
+        return write_page(path, [data])
 
     def write_pass_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the passes for Perfetto or chrome://tracing (``recording=Recording(passes=N)``); ``.gz`` compresses."""

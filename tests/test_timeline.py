@@ -102,6 +102,10 @@ def test_full_pass_log_keeps_whole_windows(trace):
     window, stride = some.sampling
     assert full.sampling[1] == 1 and stride > 1 and 0 < len(some.passes["start_ms"]) <= 500
     kept = np.floor(full.passes["start_ms"] / window) % stride == 0
+    none = mocker.simulate(trace, num_workers=2, recording=Recording()).timeline
+    for t in (full, some):                     # the series do not show what is logged
+        for name, values in none.series.items():
+            np.testing.assert_array_equal(t.series[name], values, err_msg=name)
     for name, column in some.passes.items():
         np.testing.assert_array_equal(column, full.passes[name][kept], err_msg=name)
     cut = mocker.simulate(trace, num_workers=2, recording=Recording(passes=10**6, window_ms=(20_000.0, 30_000.0)))

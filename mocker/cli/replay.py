@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mocker.extras import import_ahead
 from mocker.report import format_report_table, write_report_json
 
 from .flags import reading_options, text_or_file
@@ -106,6 +107,8 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
     if reading:
         options["trace_options"] = reading
     seconds = args.max_sim_time_seconds
+    if any(str(file).endswith(".parquet") for file in (args.timeseries, args.per_request)):
+        import_ahead("pyarrow.parquet")        # it takes longer than a short replay
     with progress_bar(enabled=not args.no_progress and not args.quiet) as progress:
         return simulate(
             workload,

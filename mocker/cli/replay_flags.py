@@ -144,10 +144,10 @@ def build_parser(prog: str, reference: bool = False) -> argparse.ArgumentParser:
     count(group, "--exact-gaps", 1, bounded)
     text(group, "--report-html", "FILE", "one page with tables and charts, to open without network")
     text(group, "--timeseries", "FILE", f"what each worker does over time ({', '.join(TIMESERIES_SUFFIXES)})")
-    interval = "time that a row of --timeseries stands for, at first"
-    number(group, "--timeseries-interval-ms", number_in(0, above=True), interval, 1000.0)
+    interval = "time that a row of --timeseries stands for, at first; if not given as much as a plot needs"
+    number(group, "--timeseries-interval-ms", number_in(0, above=True), interval)
     text(group, "--trace-out", "FILE", f"passes to look at in Perfetto ({', '.join(TRACE_OUT_SUFFIXES)})")
-    count(group, "--trace-passes", 1, "slices of --trace-out at most; of a longer run evenly spaced windows", 25_000)
+    count(group, "--trace-passes", 1, "slices of --trace-out at most; of a longer run evenly spaced windows", 10_000)
     text(group, "--trace-window", "S:S", "simulated seconds that --trace-out shows; all if not given")
     number(group, "--sla-ttft-ms", number_in(0), "longest time to first token that counts as goodput")
     number(group, "--sla-itl-ms", number_in(0), "longest mean inter-token latency that counts as goodput")
