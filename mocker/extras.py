@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import threading
 from typing import Any
 
@@ -29,17 +30,26 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} needs {module.partition('.')[0]}, which is not installed: pip install "
-                          f"'mocker-llm[{extra}]'") from error
+        raise ImportError(_missing(module, extra, what)) from error
 
 
-def import_ahead(module: str) -> None:
-    """Begin to import an optional package beside what goes on; who needs it before it is there waits for it.
+def import_ahead(module: str, extra: str, what: str) -> None:
+    """`import_extra` beside what goes on; who needs the module before it is there waits for it.
 
-    That it is not installed is found out then.
+    Raises
+    ------
+    ImportError
+        It is not installed. That it does not work is found out by who needs it.
     """
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise ImportError(_missing(module, extra, what))
+
     def load() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
 
     threading.Thread(target=load, name=f"import {module}").start()
+
+
+def _missing(module: str, extra: str, what: str) -> str:
+    return f"{what} needs {module.partition('.')[0]}, which is not installed: pip install 'mocker-llm[{extra}]'"

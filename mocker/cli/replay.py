@@ -108,7 +108,7 @@ def _simulate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Simu
         options["trace_options"] = reading
     seconds = args.max_sim_time_seconds
     if any(str(file).endswith(".parquet") for file in (args.timeseries, args.per_request)):
-        import_ahead("pyarrow.parquet")        # it takes longer than a short replay
+        import_ahead("pyarrow.parquet", "parquet", "a .parquet file")      # longer than a short replay takes
     with progress_bar(enabled=not args.no_progress and not args.quiet) as progress:
         return simulate(
             workload,

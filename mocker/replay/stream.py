@@ -18,7 +18,7 @@ from .._collect import SampleLog
 from .._disagg import DisaggCluster
 from ..arrow_arrays import write_parquet
 from ..collector import Sla
-from ..extras import import_extra
+from ..extras import import_ahead
 from ..report import write_atomically
 from ..simulation import Simulation, write_records
 from ..text import Writer
@@ -75,7 +75,7 @@ class RowStream:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             self._out = Writer(self._write, self._fd)
         elif self.path.suffix == ".parquet":
-            import_extra("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
+            import_ahead("pyarrow.parquet", "parquet", "stream_to a Parquet folder")
             self._empty_folder()
         else:
             raise ValueError(f"stream_to must end in {' or '.join(SUFFIXES)}, got {os.fspath(path)}")
@@ -163,13 +163,12 @@ class RowStream:
         return [("e2e_latency" if name == "e2e" else name) + "_ms" for name in names]
 
     def close(self) -> None:
-        """Bring everything to the disk, what is held back included."""
+        """Write what is held back, and end the file."""
         try:
             if self.drain is not None:
                 self.drain.close()
             if self._fd >= 0:
                 self._out.close()
-                os.fsync(self._fd)
         finally:
             if self._fd >= 0:
                 os.close(self._fd)
