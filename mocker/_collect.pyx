@@ -23,12 +23,18 @@ from mocker._select cimport bits_of
 cdef enum:
     CHUNK = 32768                  # entries of the gap log that are folded into its summary at a time
     ROW = 7 * 8 + 1                # bytes of a request
+    COARSE_BINS = 4096             # of a histogram: 64 powers of two, 64 bins each
     LONG = 65536                   # entries of a log that has turned out to be long
     RESERVE = 4500000              # then it has room for so many: memory only once they are used, and never copied
 
 
 TIMES = ("first_admit_ms", "first_token_ms", "ttst_ms", "last_token_ms")
 COUNTS = ("output_tokens", "reused_input_tokens", "first_reused_input_tokens")
+
+
+cdef inline int64_t coarse_bin(double gap, int64_t first) noexcept nogil:
+    """From the exponent and the upper 6 bits of the fraction."""
+    return min(max(<int64_t>(bits_of(gap) >> 46) - first, 0), COARSE_BINS - 1)
 
 
 cdef inline int64_t fold_step(Gaps* g) noexcept nogil:
@@ -235,15 +241,16 @@ cdef class Collector:
         weights : ndarray of int64, shape (k,)
             Gaps in each.
         """
-        cdef int64_t i, k, first = bits_of(2.0 ** -20) >> 46
-        values, weights = self.gap_log()
-        cdef double[::1] v = values
-        cdef int64_t[::1] w = weights
-        bins = np.zeros(4096, np.int64)        # 64 powers of two, 64 bins each
+        cdef int64_t i, first = bits_of(2.0 ** -20) >> 46
+        if not settled(&self.gaps):
+            raise MemoryError
+        bins = np.zeros(COARSE_BINS, np.int64)
         cdef int64_t[::1] b = bins
-        for i in range(v.shape[0]):            # the exponent and the upper 6 bits of the fraction
-            k = <int64_t>(bits_of(v[i]) >> 46) - first
-            b[min(max(k, 0), 4095)] += w[i]
+        for i in range(FINE_BINS if self.sketched else 0):
+            if self.gaps.summary.fine[i] > 0:
+                b[coarse_bin(fine_value(i), first)] += self.gaps.summary.fine[i]
+        for i in range(self.gaps.used):
+            b[coarse_bin(self.gaps.values[i], first)] += self.gaps.weights[i]
         filled = np.flatnonzero(bins)
         upper = ((filled + (first + 1)).astype(np.uint64) << np.uint64(46)).view(np.float64)
         return np.where(filled == 0, 0.0, upper), bins[filled]

@@ -120,7 +120,10 @@ def workflow(source: Source, rows: list[dict[str, Any]], waits: list[list[int]])
 
 def sniff(head: Head) -> bool:
     """Mooncake rows, some of which have a key of this format."""
-    return "hash_ids" in head.keys and "request_id" in head.keys and any(mark in head.data for mark in _MARKS)
+    if "hash_ids" not in head.keys or "request_id" not in head.keys:
+        return False
+    start = head.first()
+    return any(mark in start for mark in _MARKS)
 
 
 FORMAT = Format("agentic_mooncake", load, sniff=sniff, aliases=("agentic-mooncake",),

@@ -178,11 +178,11 @@ class _Reader:
 
 
 def _is_parquet(head: Head) -> bool:
-    return head.data[:4] == b"PAR1"
+    return head.first(4) == b"PAR1"
 
 
 def _is_arrow(head: Head) -> bool:
-    return head.data[:6] == b"ARROW1" or head.data[:4] == b"\xff\xff\xff\xff"
+    return head.first(6) == b"ARROW1" or head.first(4) == b"\xff\xff\xff\xff"
 
 
 _OPTIONS = frozenset({"columns", "time_unit"})

@@ -382,7 +382,7 @@ def _load_timed(source: Source) -> Trace:
 
 
 def _is_sharegpt(head: Head) -> bool:
-    start = head.data[:65536].lstrip()
+    start = head.first(65536).lstrip()
     if start[:1] == b"[":
         return b'"conversations"' in start or b'"messages"' in start
     other = {"timestamp", "event", "schema", *_OUTPUTS} & set(head.keys)
@@ -395,7 +395,7 @@ def _is_aiperf(head: Head) -> bool:
         return False
     if keys & {"turns", "payloads", "text", "texts", "text_input", "input_text"} or {"messages", "timestamp"} <= keys:
         return True
-    return _holds_data(head.data[:4096].lstrip())
+    return _holds_data(head.first(4096).lstrip())
 
 
 def _is_vllm(head: Head) -> bool:

@@ -289,7 +289,7 @@ def _check_rare(source: Source, rows: int, values: dict[str, Any]) -> None:
 
 
 def _sniff(head: Head) -> bool:
-    return head.data.startswith(MAGIC)
+    return head.first(len(MAGIC)) == MAGIC
 
 
 FORMAT = Format("columns", load, title="Columns of mocker: the binary form, memory-mapped", sniff=_sniff,

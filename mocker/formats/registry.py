@@ -8,7 +8,7 @@ from ..trace import Trace
 from .rows import DECODER, Object
 from .source import Source
 
-_SNIFF_BYTES = 1 << 20          # a longer first row is not read twice
+SNIFF_BYTES = 1 << 20          # a longer first row is not read twice
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Head:
 
     Attributes
     ----------
-    data : bytes
-        First bytes of the (unpacked) file, at most 1 MiB.
+    source : Source
+        The (unpacked) file.
     line : int
         1-based number of the first line that is not blank.
     row : bytes
@@ -27,10 +27,15 @@ class Head:
         Keys of the JSON object in it; empty if it holds none.
     """
 
-    data: bytes
+    source: Source
     line: int
     row: bytes
     keys: tuple[str, ...]
+
+    def first(self, count: int = SNIFF_BYTES) -> bytes:
+        """The first bytes of the file; a copy, of no more than somebody looks at."""
+        start = self.source.start
+        return self.source.data[start : start + count]
 
 
 def look(source: Source) -> Head:
@@ -39,8 +44,8 @@ def look(source: Source) -> Head:
     while True:
         stop = data.find(b"\n", start)
         end = len(data) if stop < 0 else stop
-        row = data[start:end] if end - start < _SNIFF_BYTES else b""
-        if row.strip() or end - start >= _SNIFF_BYTES or stop < 0:
+        row = data[start:end] if end - start < SNIFF_BYTES else b""
+        if row.strip() or end - start >= SNIFF_BYTES or stop < 0:
             break
         start, line = stop + 1, line + 1
     try:
@@ -48,7 +53,7 @@ def look(source: Source) -> Head:
     except (ValueError, RecursionError):
         value = None
     keys = tuple(key for key, _ in value) if isinstance(value, Object) else ()
-    return Head(data[source.start : source.start + _SNIFF_BYTES], line, row, keys)
+    return Head(source, line, row, keys)
 
 
 @dataclass(frozen=True)
