@@ -16,7 +16,7 @@ from mocker._offload_leases cimport (
 from mocker._offload_links cimport Transfer, link_pass, link_start
 from mocker._offload_marks cimport Marks, marks_look, marks_set
 from mocker._offload_tiers cimport (
-    tier_has, tier_look, tier_pin, tier_register, tier_room, tier_take, tier_unpin)
+    tier_has, tier_lacks, tier_look, tier_pin, tier_register, tier_room, tier_take, tier_unpin)
 from mocker._offload_up cimport staged_up
 
 
@@ -145,16 +145,16 @@ cdef bint copy_at_once(Offload* o, int64_t count) noexcept nogil:
     cdef Pool* p = &o.core.pool
     cdef int64_t batches = (count + o.batch_size - 1) // o.batch_size if count > o.batch_size else 1, i, n
     cdef int64_t left = 0, size = 0            # of the batch: blocks still to come, and in all
-    cdef int32_t place, k = 0, first = 0
+    cdef int32_t place, k = 0, first = 0, many, at
     cdef Lease* e
     cdef Span* items
+    cdef Span* item
     cdef Span part
-    cdef bint there
     if o.lane.head < o.lane.used or o.lane.active + batches > o.lane.limit or count > tier_room(&o.g2):
         return False
     for i in range(p.evicted_used):
         part = evicted_span(&p.evicted[i])
-        if tier_look(&o.g2, &part, &there) < part.count or there:
+        if not tier_lacks(&o.g2, &part):
             return False
     place = lease_new(o, LEASE_G2)
     e = &o.leases[place]
@@ -167,24 +167,30 @@ cdef bint copy_at_once(Offload* o, int64_t count) noexcept nogil:
     e.slots = e.outstanding = e.blocks.blocks = count
     o.g2.reserved += count
     o.lane.active += batches
-    for i in range(p.evicted_used):
-        part = evicted_span(&p.evicted[i])
-        n = part.count
+    tier_take(&o.g2, count)                    # it has the room, and all batches start now
+    if p.evicted_used == 1 and batches == 1:
+        items[0] = part                        # as it was looked for
+        e.blocks.used = 1
+        link_start(&o.down, o.now, <double>(count * o.block_bytes), o.worker, place, 0, 1)
+        count = 0
+    for i in range(p.evicted_used if count > 0 else 0):
+        n, at = p.evicted[i].count, p.evicted[i].start + p.evicted[i].count - 1
         while n > 0:
             if left == 0:                      # a batch begins
                 left = size = min(count, o.batch_size)
                 count -= size
                 first = k
-            part.count = <int32_t>min(n, left)
-            items[k] = part
+            many = <int32_t>min(n, left)
+            item = &items[k]                   # field by field: a copy would wait for its own parts
+            item.key, item.seg = p.evicted[i].key, <int32_t>p.evicted[i].tokens
+            item.at, item.count, item.step = at, many, -1
             k += 1
-            left -= part.count
-            n -= part.count
-            part.at -= part.count
+            left -= many
+            n -= many
+            at -= many
             if left == 0:
-                tier_take(&o.g2, size)         # which has the room
                 link_start(&o.down, o.now, <double>(size * o.block_bytes), o.worker, place, first, k - first)
-    e.blocks.used = k
+        e.blocks.used = k
     o.n_blocked += 1
     p.blocked = place
     return True

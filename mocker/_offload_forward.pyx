@@ -52,6 +52,7 @@ cdef struct Stretch:
     int64_t total                  # known tokens of the batch
     int64_t next                   # number of the pass in which the next block is wanted
     int64_t who                    # the first who wants one then: place in the order of admission
+    int64_t after                  # pass and place of who comes after that one, in one number; 0: not known
     int64_t refused                # requests that were refused a block in the last pass, and the last of them
     int64_t denied
     int64_t stop                   # number of the first pass in which somebody could end
@@ -84,12 +85,23 @@ cdef bint still_held(Core* c, Hold why) noexcept nogil:
 
 
 cdef inline void find_next(Offload* o, Stretch* s) noexcept nogil:
-    """Who wants a block next: of several at once the first."""
-    cdef int64_t i, key, best = INT64_MAX
+    """Who wants a block next, of several at once the first, and who after that one."""
+    cdef int64_t i, key, other, best = INT64_MAX, after = INT64_MAX
     for i in range(s.places):
         key = (o.places[i].wants << PLACE_BITS) | i
+        other = key if key > best else best
         best = key if key < best else best
-    s.next, s.who = best >> PLACE_BITS, best & PLACES
+        after = other if other < after else after
+    s.next, s.who, s.after = best >> PLACE_BITS, best & PLACES, after
+
+
+cdef inline void find_after(Offload* o, Stretch* s) noexcept nogil:
+    """`find_next` when only who was the next one wants another pass than before."""
+    cdef int64_t wants = o.places[s.who].wants
+    if ((wants << PLACE_BITS) | s.who) < s.after:
+        s.next = wants
+    else:
+        find_next(o, s)
 
 
 cdef bint survey(Core* c, Stretch* s) noexcept nogil:
@@ -126,7 +138,7 @@ cdef bint survey(Core* c, Stretch* s) noexcept nogil:
         s.stop = min(s.stop, s.passes + last)
         s.total += r.len
     s.moving = s.ready = s.places
-    s.next, s.who = best >> PLACE_BITS, best & PLACES
+    s.next, s.who, s.after = best >> PLACE_BITS, best & PLACES, 0
     if s.places == c.n_running:
         return s.moving > 0
     o.places[s.places].wants = s.places        # who is waited for, and who asks for a token all the same
@@ -292,7 +304,7 @@ cdef bint some_open(Core* c, Stretch* s, double* now) noexcept nogil:
     while s.next == s.passes and left > 0:
         if not served(c, s, s.who, at, &together):
             refused += 1
-        find_next(o, s)
+        find_after(o, s)
         left -= 1
     if s.next == s.passes:                     # there are many
         for i in range(s.places):

@@ -76,6 +76,31 @@ cdef void land(Link* k, double now) noexcept nogil:
         k.first_landing = k.landing_used = 0
 
 
+cdef bint others_done(Link* k) noexcept nogil:
+    """Those of which nothing is left either are done at the same time; false if memory is short."""
+    cdef int64_t i
+    cdef double end = k.last, wait
+    cdef Transfer* to
+    while k.ties > 0:
+        i = 0
+        while k.left[i] != 0.0:
+            i += 1
+        to = transfer_new(k, &k.done, &k.done_cap, &k.done_used)
+        if to == NULL:
+            return False
+        to[0] = k.active[i]
+        to.at = end
+        wait = end - to.begun
+        if k.rate < INFINITY:
+            wait -= 0.0 if k.used == 1 and to.size == 0.0 else to.size / k.rate
+        if wait > 0.0:
+            k.delay += wait
+        k.used -= 1
+        k.active[i], k.left[i] = k.active[k.used], k.left[k.used]
+        k.ties -= 1
+    return True
+
+
 cdef bint finish(Link* k, double rate, double need) noexcept nogil:
     """The first of those with the least left is done in `need` ms; false if memory is short."""
     cdef int64_t i = 0
@@ -104,11 +129,30 @@ cdef bint finish(Link* k, double rate, double need) noexcept nogil:
     k.used -= 1
     k.active[i], k.left[i] = k.active[k.used], k.left[k.used]
     k.ties -= 1
+    if k.ties > 0 and k.least == 0.0 and k.latency == 0.0 and not others_done(k):
+        return False
     if k.ties == 0 and k.used > 0:
         k.least = k.left[0]
         for i in range(1, k.used):
             k.least = k.left[i] if k.left[i] < k.least else k.least
         k.ties = 1
+    return True
+
+
+cdef bint lone(Link* k, double now) noexcept nogil:
+    """`finish` of a transfer that has the link to itself if it is done by `now`; false: it is another case."""
+    cdef double need = k.left[0] / k.rate, end = k.last + need, wait
+    cdef Transfer* t = k.active
+    if end > now + 1e-9 or k.done_cap == 0 or k.latency > 0.0:
+        return False
+    wait = end - t.begun - (need if k.left[0] == t.size else t.size / k.rate)
+    if wait > 0.0:
+        k.delay += wait
+    k.busy += need
+    t.at = end
+    k.done[0] = t[0]
+    k.done_used, k.used, k.ties = 1, 0, 0
+    k.last = now
     return True
 
 
@@ -119,6 +163,8 @@ cdef void link_advance(Link* k, double now) noexcept nogil:
     if now < k.last:
         return
     k.known = False
+    if k.used == 1 and k.landing_used == 0 and k.rate < INFINITY and lone(k, now):
+        return
     while k.used > 0:
         rate = k.rate / <double>k.used if k.used > 1 else k.rate
         need = k.least / rate if rate < INFINITY else 0.0

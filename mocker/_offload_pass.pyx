@@ -66,26 +66,26 @@ cdef bint tiers_make_room(Pool* p, int64_t count) noexcept nogil:
     return granted
 
 
-cdef void catch_up(Core* c, double now) noexcept nogil:
-    """What ends below a lone worker before `now` happens, each at its time."""
+cdef double catch_up(Core* c, double now, double due) noexcept nogil:
+    """What ends below a lone worker before `now` happens, each at its time, first at `due`; what is due then."""
     cdef Offload* o = <Offload*>c.tiers
-    cdef double due = offload_due(o), last = -1.0
+    cdef double last = -1.0
     cdef bint began = False
     while due < now:
         if due == last and o.down.done_used + o.up.done_used == 0 and not began:
-            return                             # less than a clock tick is left
+            break                              # less than a clock tick is left
         began = o.fresh_at <= due
-        tiers_step(c, due)
+        tick(c, due)
         last = due
         due = offload_due(o)
+    return due
 
 
 cdef void tiers_look(Core* c, double now) noexcept nogil:
     """Somebody looks at a lone worker at `now`."""
-    if offload_due(<Offload*>c.tiers) <= now:
-        catch_up(c, now)
-        if offload_due(<Offload*>c.tiers) <= now:
-            tiers_step(c, now)
+    cdef double due = offload_due(<Offload*>c.tiers)
+    if due <= now and catch_up(c, now, due) <= now:
+        tiers_step(c, now)
 
 
 cdef double tiers_rest(Core* c, double until) noexcept nogil:
@@ -113,8 +113,7 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
     if o.alone:
         due = offload_due(o)
         if o.at < now and due <= now:          # the clock came here before the pass did
-            catch_up(c, now)
-            due = offload_due(o)
+            due = catch_up(c, now, due)
         if not (due < INFINITY) or (o.n_ready == 0 and now < soon(due)):
             clock_set(o, now)
             return
@@ -122,13 +121,17 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
 
 
 cdef void tiers_step(Core* c, double now) noexcept nogil:
-    """Time passes below. Parked requests whose blocks have come go to the front of the queue, in order of parking."""
+    """Time passes below."""
+    if not offload_still(<Offload*>c.tiers, now):
+        tick(c, now)
+
+
+cdef void tick(Core* c, double now) noexcept nogil:
+    """Something may end below. Parked requests whose blocks have come go first in the queue, in order of parking."""
     cdef Offload* o = <Offload*>c.tiers
     cdef int64_t i, k = 0, n = 0, active = c.pool.active, released
     cdef int32_t place
     cdef void* moved
-    if offload_still(o, now):
-        return
     released = offload_tick(o, now)            # it may change `active` itself
     c.pool.active -= released
     if o.changes_used > 0:

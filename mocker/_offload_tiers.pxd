@@ -1,5 +1,5 @@
 # Data dictionary of the pools below the GPU.
-from mocker._common cimport int8_t, int32_t, int64_t, uint8_t
+from mocker._common cimport NIL, int8_t, int32_t, int64_t, uint8_t
 from mocker._offload_blocks cimport Block, Catalog, Span
 from mocker._offload_marks cimport Marks
 
@@ -99,3 +99,12 @@ cdef void heap_take(Tier* t, int32_t run) noexcept nogil
 cdef void heap_renew(Tier* t, int32_t run) noexcept nogil
 cdef int32_t run_split(Tier* t, int32_t run, int32_t at) noexcept nogil
 cdef void set_ticks(Tier* t, int32_t run, int32_t step) noexcept nogil
+
+
+cdef inline bint tier_lacks(Tier* t, Span* s) noexcept nogil:
+    """Whether it has none of a span's blocks; they go up, as evicted ones do."""
+    cdef int32_t run = t.first[s.seg] if 0 <= s.seg < t.first_cap else NIL
+    cdef bint there
+    if run == NIL or t.runs[run].start > s.at:
+        return True
+    return tier_look(t, s, &there) == s.count and not there

@@ -312,7 +312,8 @@ cdef void follow(Tier* t, int32_t run) noexcept nogil:
     before = run_ending(t, parent.seg, parent.at)
     t.runs[before].kids += 1
     t.runs[run].parent = before
-    heap_take(t, before)
+    if t.heap_at[before] >= 0:
+        heap_take(t, before)
 
 
 cdef void insert(Tier* t, int32_t run) noexcept nogil:
@@ -430,10 +431,7 @@ cdef bint tier_take(Tier* t, int64_t count) noexcept nogil:
     if rest > 0:
         t.evictions += rest
         t.inactive -= rest
-        if t.policy == EVICT_LRU:
-            oldest_go(t, rest)
-        else:
-            make_room(t, rest)
+        make_room(t, rest)
     t.peak = max(t.peak, t.capacity - t.free)
     return True
 
@@ -466,28 +464,6 @@ cdef inline void gone(Tier* t, Heap* h, int32_t run) noexcept nogil:
     bare(t, before)
 
 
-cdef void oldest_go(Tier* t, int64_t rest) noexcept nogil:
-    """`make_room` by age alone."""
-    cdef Heap* h = &t.heaps[0]
-    cdef int64_t n
-    cdef int32_t run
-    cdef Run* r
-    cdef Span part
-    t.small -= rest
-    while rest > 0:
-        run = h.items[0].run
-        r = &t.runs[run]
-        n = in_turn(h, r, min(rest, r.end - r.start))
-        if t.log:
-            part = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
-            note(t, &part, False)
-        rest -= n
-        if n < r.end - r.start:
-            cut(h, r, n)
-        else:
-            gone(t, h, run)
-
-
 cdef void make_room(Tier* t, int64_t rest) noexcept nogil:
     """Evict so many blocks; there are as many."""
     cdef Heap* h = &t.heaps[0]
@@ -495,21 +471,24 @@ cdef void make_room(Tier* t, int64_t rest) noexcept nogil:
     cdef int32_t run
     cdef Run* r
     cdef Span part
+    cdef bint queues = t.policy == EVICT_S3FIFO
+    if not queues:
+        t.small -= rest
     while rest > 0:
-        if t.policy == EVICT_S3FIFO:
+        if queues:
             h = &t.heaps[policy_queue(t)]
             if policy_spares(t, h.items[0].run):
                 continue
         run = h.items[0].run
         r = &t.runs[run]
         n = in_turn(h, r, min(rest, r.end - r.start))
-        if n > 1 and t.policy == EVICT_S3FIFO:
+        if queues and n > 1:
             n = policy_most(t, n)
-        part = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
-        note(t, &part, False)
-        if r.queue == 0:
-            t.small -= n
-            if t.policy == EVICT_S3FIFO:
+        if queues or t.log:
+            part = span_of(t.catalog.items[r.seg].key, r.seg, r.end - 1, <int32_t>n, -1)
+            note(t, &part, False)
+            if queues and r.queue == 0:
+                t.small -= n
                 policy_gone(t, &part)
         rest -= n
         if n < r.end - r.start:
@@ -581,7 +560,7 @@ cdef void tier_register(Tier* t, Span* s) noexcept nogil:
 
 
 cdef bint added(Tier* t, Span* s) noexcept nogil:
-    """`tier_add` by age alone of blocks none of which is there; false: it is another case."""
+    """`tier_add` by age alone of blocks none of which is there, but for a ghost of the last; false: another case."""
     cdef int32_t up, down = run_from(t, s.seg, s.at, &up), n = s.count, low = span_low(s), run
     cdef Run* r
     cdef bint below = False
@@ -591,7 +570,12 @@ cdef bint added(Tier* t, Span* s) noexcept nogil:
     if down != NIL:
         r = &t.runs[down]
         if r.start < low + n:
-            return False
+            if r.pins >= 0 or s.step > 0 or r.end != low + n:
+                return False
+            r.start, r.pins, r.linked = low, 0, 1      # a ghost comes to life, with the blocks before
+            r.tick = t.next_tick + n - 1
+            run_counts(t, down, up, n)
+            return True
         below = r.start == low + n and r.linked
         if (below and r.tick == t.next_tick - 1 and r.pins == 0 and (r.step < 0 or r.end - r.start == 1)
                 and (s.step < 0 or n == 1)):   # it grows upwards
@@ -620,7 +604,7 @@ cdef inline void run_counts(Tier* t, int32_t run, int32_t up, int32_t n) noexcep
     t.small += n
     if t.runs[run].start == 0:
         follow(t, run)
-    elif follows(t, up, run):
+    elif follows(t, up, run) and t.heap_at[up] >= 0:
         heap_take(t, up)
 
 
