@@ -57,7 +57,8 @@ FLAGS = {
     "page": ["--report-html", "r.html"], "pass trace": ["--trace-out", "t.json"],
     "series, CSV": ["--timeseries", "s.csv"], "series, Parquet": ["--timeseries", "s.parquet"],
     "requests, JSON lines": ["--per-request", "r.jsonl"], "requests, CSV": ["--per-request", "r.csv"],
-    "requests, Parquet": ["--per-request", "r.parquet"],
+    "requests, Parquet": ["--per-request", "r.parquet"], "streamed, JSON lines": ["--stream-to", "a.jsonl"],
+    "streamed, Parquet": ["--stream-to", "b.parquet"],
 }
 
 
