@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mocker
+from mocker import extras
 from mocker.replay import api, stream
 
 TRACE = mocker.Trace.load(mocker.sample_trace_path()).head(700)
@@ -112,6 +113,13 @@ def test_parquet_parts_and_sketches(tmp_path, monkeypatch):
             mocker.simulate(TRACE, stream_to=path, **options)
     with pytest.raises(ValueError, match="exclude each other"):
         mocker.simulate(TRACE, stream_to=tmp_path / "a.jsonl", recording=mocker.Recording(), **options)
+
+
+def test_parts_need_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"stream_to a Parquet folder needs pyarrow.*mocker-llm\[parquet\]"):
+        mocker.simulate(TRACE, stream_to=tmp_path / "rows.parquet", **options_of("four"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_ends_the_replay(tmp_path, often, monkeypatch):
