@@ -33,6 +33,7 @@ cdef struct SglRequest:
     int64_t gen                    # generated tokens
     int64_t limit                  # generated tokens at which it ends
     int64_t prompt                 # prompt tokens
+    int64_t calm                   # known tokens below which a decode step changes only counts; 0: not known
     int64_t prefix                 # tokens whose slots it took over from the tree when it was admitted
     double last_ms                 # when its newest token was made
     int32_t full                   # full pages of its known tokens

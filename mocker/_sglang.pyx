@@ -109,7 +109,7 @@ cdef int32_t sgl_new(SglangCore* c, int64_t id, int64_t prompt, int64_t limit) n
         return NIL
     r = &c.req[slot]
     r.len = r.prompt = prompt
-    r.computed = r.alloc = r.gen = r.prefix = 0
+    r.computed = r.alloc = r.gen = r.prefix = r.calm = 0
     r.limit = limit
     r.full = <int32_t>(prompt // c.page)
     r.cached = r.advertised = 0

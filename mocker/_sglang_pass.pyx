@@ -131,19 +131,27 @@ cdef inline int64_t growth(SglangCore* c, SglRequest* r, int64_t burst) noexcept
     return paged(c, r.len + burst) - r.alloc
 
 
-cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
+cdef int64_t make_room(SglangCore* c, int64_t longest, int64_t* context) noexcept nogil:
     """Retract requests, those with the fewest tokens first, until everybody left can decode; one always is left.
 
-    The retracted go to the front of the queue in this order. Returns the tokens to reserve.
+    The retracted go to the front of the queue in this order. Returns the tokens to reserve; `context` gets the known
+    tokens of those left.
     """
-    cdef int64_t i, best, needed = 0, grow = 0, extra = extra_tokens(c), actual, logical, burst, retracted = 0
+    cdef int64_t i, best, needed = 0, grow = 0, extra = 0, actual, logical, burst, retracted = 0, known = 0
     cdef int32_t slot
     cdef SglRequest* r
     for i in range(c.n_running):
         r = &c.req[c.running[i]]
+        known += r.len
+        extra += r.alloc - r.computed          # as `extra_tokens`
+        if longest == 1 and r.len < r.calm:
+            needed += 1
+            continue
         burst = burst_limit(c, r, longest)
         needed += burst
         grow += growth(c, r, burst)
+    if c.page == 1:
+        extra = 0
     while True:
         actual = c.tree.available + c.tree.evictable
         logical = actual - extra if actual > extra else 0
@@ -159,11 +167,12 @@ cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
         needed -= burst
         grow -= growth(c, r, burst)
         extra -= r.alloc - r.computed
+        known -= r.len
         c.n_running -= 1
         memmove(c.running + best, c.running + best + 1, (c.n_running - best) * sizeof(int32_t))
         abandon(c, r)
         r.node = NIL
-        r.computed = r.alloc = r.prefix = 0
+        r.computed = r.alloc = r.prefix = r.calm = 0
         r.cached = r.advertised = 0
         r.status = SGL_RETRACTED
         r.retractions += 1
@@ -176,6 +185,7 @@ cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
         c.preempted = True
     if c.tree.available < needed:
         evict(c, needed - c.tree.available)
+    context[0] = known
     return needed
 
 
@@ -204,6 +214,15 @@ cdef void collect_token(SglangCore* c, SglRequest* r, double at, int64_t* togeth
     r.last_ms = at
 
 
+cdef inline int64_t calm_until(SglangCore* c, SglRequest* r) noexcept nogil:
+    """Known tokens below which a request only decodes inside its page; 0: not even in the next pass."""
+    cdef int64_t until
+    if r.gen <= 1 or r.full > r.cached:
+        return 0
+    until = min(r.alloc, (r.full + <int64_t>1) * c.page - 1)
+    return min(until, r.len + r.limit - r.gen - 1)
+
+
 cdef double decode(SglangCore* c, double start) noexcept nogil:
     """Tokens for everybody who runs; returns when they are there."""
     cdef int64_t i, k, needed, burst, longest = 1, context = 0, token, used = 0, together = 0, steps = 0, n
@@ -213,10 +232,8 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
     cdef bint gone = False, done, plain
     if c.nextn and c.worker_type != WORKER_PREFILL:
         longest = c.nextn + 1
-    needed = make_room(c, longest)
+    needed = make_room(c, longest, &context)
     n = c.n_running
-    for i in range(n):
-        context += c.req[c.running[i]].len
     if c.tree.told and not indices(&c.scratch, &c.scratch_cap, needed + 1):
         c.error = ERR_MEMORY
         return start
@@ -230,8 +247,7 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
     for i in range(n):
         slot = c.running[i]
         r = &c.req[slot]
-        if (plain and r.gen > 1 and r.gen + 1 < r.limit and r.last_ms == c.last_emit and r.len < r.alloc
-                and r.len + 1 < (r.full + <int64_t>1) * c.page and r.full <= r.cached):
+        if plain and r.len < r.calm and r.last_ms == c.last_emit:
             r.len += 1                         # the usual decode step: inside its page, after its own last token
             r.gen += 1
             r.computed += 1
@@ -275,6 +291,8 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
         if done:
             r.done = True
             gone = True
+        else:
+            r.calm = calm_until(c, r)
     c.made += steps
     c.made_by += steps
     used += steps
