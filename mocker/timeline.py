@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SERIES", "SHARED", "Recording", "Timeline"]
 
 _MAX_CELLS = 1 << 18               # 80 bytes each, and some hundred in the series made of them
-_AUTO_BINS = 1024
+_AUTO_BINS = 512
 _ROWS = 1 << 17
 _OF_REQUESTS = ("arrivals", "first_admissions", "completed", "admitted_prompt_tokens", "reused_prompt_tokens")
 
