@@ -82,7 +82,8 @@ def write_parquet(table: Any, file: BinaryIO) -> None:
     """Write a `pyarrow.Table` of many different numbers as Parquet.
 
     Floating-point numbers are split into streams of bytes and compressed, integers packed by their differences: that is
-    a third of the time of the dictionaries which pyarrow tries first, and smaller.
+    a quarter of the time of the dictionaries which pyarrow tries first, and smaller. Floating-point columns have no
+    statistics, which would take a tenth of the time.
     """
     pq = import_extra("pyarrow.parquet", "parquet", "a Parquet file")
     types = import_extra("pyarrow.types", "parquet", "a Parquet file")
@@ -90,9 +91,9 @@ def write_parquet(table: Any, file: BinaryIO) -> None:
     whole = [field.name for field in table.schema if types.is_integer(field.type)]
     rest = [field.name for field in table.schema if field.name not in {*real, *whole}]
     pq.write_table(
-        table, file, use_dictionary=rest,
+        table, file, use_dictionary=rest, write_statistics=[*whole, *rest],
         column_encoding=dict.fromkeys(real, "BYTE_STREAM_SPLIT") | dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
-        compression=dict.fromkeys([*real, *rest], "zstd") | dict.fromkeys(whole, "none"))
+        compression=dict.fromkeys([*real, *rest], "lz4") | dict.fromkeys(whole, "none"))
 
 
 def nulls(array: Any) -> NDArray[np.bool_]:

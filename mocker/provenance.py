@@ -7,8 +7,9 @@ import inspect
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["arguments_of", "provenance"]
 
 _CHUNK = 1 << 20
+_KNOWN = 256                       # files whose digests are kept
+_SETTLED_NS = 2_000_000_000
+_digests: dict[tuple[int, ...], str] = {}      # by the file's place, size and times
 _LEFT_OUT = frozenset({"progress", "recording", "fast_forward"})
 
 
@@ -38,7 +42,7 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def provenance(simulation: Simulation, command: str | None = None) -> dict[str, Any]:
-    """Describe how a simulation was made. Reads the trace's file again for its digest.
+    """Describe how a simulation was made. Reads the trace's file again for its digest, unless that is known.
 
     Parameters
     ----------
@@ -86,16 +90,31 @@ def _workload(workload: Any) -> Any:
 
 def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
     name = os.fspath(path)
-    digest = hashlib.sha256()
-    size = 0
     try:
         with open(name, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
+            status = os.fstat(file.fileno())
+            known = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if known not in _digests:
+                size, digest = _digest_of_file(file)
+                # A file that has changed a moment ago may do so once more at the same time of the system's clock.
+                settled = size == status.st_size and time.time_ns() - status.st_mtime_ns > _SETTLED_NS
+                if not settled:
+                    return {"file": name, "bytes": size, "sha256": digest}
+                if len(_digests) >= _KNOWN:
+                    _digests.clear()
+                _digests[known] = digest
+            return {"file": name, "bytes": status.st_size, "sha256": _digests[known]}
     except OSError as error:                   # gone since it was read, or a pipe
         return {"file": name, "sha256": None, "error": error.strerror}
-    return {"file": name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _digest_of_file(file: BinaryIO) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    size = 0
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()
 
 
 def _digest(columns: Mapping[str, Any]) -> str:

@@ -64,6 +64,7 @@ RECORD_KEYS = (
 _NEVER_MISSING = frozenset({"row", "input_length", "output_length", "output_tokens"})
 _NOT_TERMINAL = frozenset({None, "incomplete", "stalled"})
 _CHUNK_ROWS = 1 << 14
+_SHORT = 1 << 16                   # requests of a run whose page a second thread does not speed up
 
 
 class Simulation:
@@ -233,9 +234,12 @@ class Simulation:
         from mocker.reports.html import write_page
         from mocker.reports.run import run_data
 
-        with ThreadPoolExecutor(1) as beside:      # the digest of the trace's file takes as long as all the rest
+        name = Path(path).stem if name is None else name
+        if len(self.per_request["row"]) < _SHORT:
+            return write_page(path, [run_data(self, name, provenance(self, command))])
+        with ThreadPoolExecutor(1) as beside:      # the digest of a long trace takes as long as all the rest
             made = beside.submit(provenance, self, command)
-            data = run_data(self, Path(path).stem if name is None else name, {})
+            data = run_data(self, name, {})
             data["provenance"] = plain(made.result())
         return write_page(path, [data])
 

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import mocker
+from mocker import provenance as provenance_module
+from mocker import simulation as simulation_module
 from mocker.cli import main
 from mocker.provenance import provenance
 from mocker.reports import html as page
@@ -415,6 +418,36 @@ def test_provenance(tmp_path):
     assert loaded[0] == loaded[1]
     file.write_text(file.read_text().replace('"input_length": 4', '"input_length": 5'))
     assert provenance(mocker.simulate(mocker.Trace.load(file)))["workload"]["columns_xxh3"] != loaded[0]
+
+
+def test_digests_of_files_are_kept_until_they_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance_module, "_digests", {})
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 4, "output_length": 2, "hash_ids": [1]}\n')
+    run = mocker.simulate(str(file))
+
+    def digest():
+        made = provenance(run)["workload"]
+        assert made == {"file": str(file), "bytes": file.stat().st_size,
+                        "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        return made["sha256"]
+
+    fresh = digest()
+    assert not provenance_module._digests      # it may change again within one tick of the clock
+    os.utime(file, (1e9, 1e9))
+    assert digest() == fresh and len(provenance_module._digests) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance_module, "_digest_of_file", None)
+        assert digest() == fresh
+    file.write_text(file.read_text().replace('"input_length": 4', '"input_length": 5'))
+    os.utime(file, (1e9, 1e9))                 # of the same size and age, but changed later
+    assert digest() != fresh
+
+
+def test_long_runs_write_the_same_page(run, tmp_path, monkeypatch):
+    one = run.write_html(tmp_path / "a.html", name="r").read_bytes()
+    monkeypatch.setattr(simulation_module, "_SHORT", 0)
+    assert run.write_html(tmp_path / "b.html", name="r").read_bytes() == one
 
 
 def test_summary(run):
