@@ -94,16 +94,15 @@ def _file(path: str | os.PathLike[str]) -> dict[str, Any]:
         with open(name, "rb") as file:
             status = os.fstat(file.fileno())
             known = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if known not in _digests:
+            size, digest = status.st_size, _digests.get(known)
+            if digest is None:
                 size, digest = _digest_of_file(file)
                 # A file that has changed a moment ago may do so once more at the same time of the system's clock.
-                settled = size == status.st_size and time.time_ns() - status.st_mtime_ns > _SETTLED_NS
-                if not settled:
-                    return {"file": name, "bytes": size, "sha256": digest}
-                if len(_digests) >= _KNOWN:
-                    _digests.clear()
-                _digests[known] = digest
-            return {"file": name, "bytes": status.st_size, "sha256": _digests[known]}
+                if size == status.st_size and time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
+                    if len(_digests) >= _KNOWN:
+                        _digests.clear()
+                    _digests[known] = digest
+            return {"file": name, "bytes": size, "sha256": digest}
     except OSError as error:                   # gone since it was read, or a pipe
         return {"file": name, "sha256": None, "error": error.strerror}
 
