@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mocker._common cimport ERR_MEMORY, grown, int8_t, int64_t
+from mocker._common cimport ERR_MEMORY, grown_both, int8_t, int64_t
 from mocker._distribution cimport (
     FINE_BINS, Described, fine_value, log_described, mapping, summary_add, summary_free, summary_new, summary_sketch)
 from mocker._pages cimport large_pages
@@ -62,8 +62,7 @@ cdef void gaps_fold(Gaps* g) noexcept nogil:
 
 cdef bint gaps_room(Gaps* g) noexcept nogil:
     """Make room for an entry, and fold what has gathered; false if memory is short."""
-    cdef int64_t cap, need
-    cdef void* moved
+    cdef int64_t need
     if g.fold_at == 0:
         g.fold_at = fold_step(g) + 1
     if g.used >= g.fold_at:
@@ -72,20 +71,12 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
         need = g.used + 1
         if g.cap >= LONG and g.fold_at < INT64_MAX:
             need = max(need, RESERVE)
-        cap = g.cap
-        moved = grown(g.values, &cap, need, sizeof(double))
-        if moved != NULL:
-            g.values = <double*>moved
-            cap = g.cap
-            moved = grown(g.weights, &cap, need, sizeof(int64_t))
-        if moved == NULL:
+        if not grown_both(<void**>&g.values, sizeof(double), <void**>&g.weights, sizeof(int64_t), &g.cap, need):
             g.error = ERR_MEMORY
             return False
-        g.weights = <int64_t*>moved
-        g.cap = cap
-        if cap >= RESERVE:
-            large_pages(g.values, cap * sizeof(double))
-            large_pages(g.weights, cap * sizeof(int64_t))
+        if g.cap >= RESERVE:
+            large_pages(g.values, g.cap * sizeof(double))
+            large_pages(g.weights, g.cap * sizeof(int64_t))
     g.room = min(g.cap, g.fold_at)
     return True
 

@@ -54,3 +54,18 @@ cdef inline void* grown(void* array, int64_t* capacity, int64_t need, size_t ite
     if moved != NULL:
         capacity[0] = target
     return moved
+
+
+cdef inline bint grown_both(void** first, size_t one, void** second, size_t other, int64_t* capacity,
+                            int64_t need) noexcept nogil:
+    """`grown` of two arrays of one length, in place; false if memory is short: the capacity is then as it was."""
+    cdef int64_t cap = capacity[0]
+    cdef void* moved = grown(first[0], &cap, need, one)
+    if moved == NULL:
+        return False
+    first[0] = moved
+    moved = grown(second[0], capacity, need, other)
+    if moved == NULL:
+        return False
+    second[0] = moved
+    return True

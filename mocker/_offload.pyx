@@ -138,7 +138,6 @@ cdef int64_t offload_tick(Offload* o, double now) noexcept nogil:
 cdef int64_t copied(Offload* o) noexcept nogil:
     """The rest of a tick that has no tier below the host, and finds no batch waiting; the slots released."""
     cdef int64_t i, k, n, released = 0
-    cdef int32_t only = NIL
     cdef Transfer* t
     cdef Lease* e
     for i in range(o.up.done_used):
@@ -156,17 +155,8 @@ cdef int64_t copied(Offload* o) noexcept nogil:
         e.slots -= n
         e.outstanding -= n
         if e.outstanding == 0:
-            if only == NIL and o.n_ready == 0:
-                only = t.place                 # most often nobody else ends
-                continue
-            if only != NIL:
-                list_ready(o, only)
-                only = NIL
             list_ready(o, t.place)
     o.lane.active -= o.down.done_used
-    if only != NIL:
-        released += o.leases[only].slots
-        lease_drop(o, only)
     for i in range(o.n_ready):
         e = &o.leases[o.ready[i]]
         released += e.slots

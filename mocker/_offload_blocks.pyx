@@ -8,7 +8,7 @@ Costs: a look-up O(1); a list O(spans).
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
-from mocker._common cimport NIL, grown, int32_t, int64_t, uint8_t, uint64_t
+from mocker._common cimport NIL, grown, grown_both, int32_t, int64_t, uint8_t, uint64_t
 
 cdef enum:
     FEW = 1024                     # places for direct keys, however few segments there are
@@ -216,23 +216,14 @@ cdef int32_t catalog_add(Catalog* c, uint64_t key, uint64_t parent_key, int32_t 
     cdef KeyMap* m = &c.numbers
     cdef uint64_t at
     cdef int32_t number = catalog_number(c, key), parent = NIL
-    cdef int64_t cap
     cdef int32_t* place
-    cdef void* moved
     cdef Origin* o
     if number != NIL:
         return number
     if parent_at != NIL:
         parent = catalog_number(c, parent_key)     # it has been resident before
-    cap = c.cap
-    moved = grown(c.parents, &cap, c.used + 1, sizeof(Parent))
-    if moved == NULL:
+    if not grown_both(<void**>&c.parents, sizeof(Parent), <void**>&c.items, sizeof(Origin), &c.cap, c.used + 1):
         return NIL
-    c.parents = <Parent*>moved
-    moved = grown(c.items, &c.cap, c.used + 1, sizeof(Origin))
-    if moved == NULL:
-        return NIL
-    c.items = <Origin*>moved
     number = <int32_t>c.used
     place = direct_place(c, key)
     if place == NULL:

@@ -10,7 +10,7 @@ Costs: an advance O(transfers under way) per transfer finished, O(1) where one m
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
 
-from mocker._common cimport ERR_MEMORY, grown, int64_t
+from mocker._common cimport ERR_MEMORY, grown, grown_both, int64_t
 
 
 cdef void link_init(Link* k, double gbps, double latency) noexcept nogil:
@@ -28,15 +28,9 @@ cdef void link_free(Link* k) noexcept nogil:
 
 cdef bint link_room(Link* k) noexcept nogil:
     """Room for one more transfer; false if memory is short."""
-    cdef int64_t cap = k.cap
-    cdef void* moved = grown(k.left, &cap, k.used + 1, sizeof(double))
-    if moved != NULL:
-        k.left = <double*>moved
-        moved = grown(k.active, &k.cap, k.used + 1, sizeof(Transfer))
-    if moved == NULL:
+    if not grown_both(<void**>&k.active, sizeof(Transfer), <void**>&k.left, sizeof(double), &k.cap, k.used + 1):
         k.error = ERR_MEMORY
         return False
-    k.active = <Transfer*>moved
     return True
 
 
@@ -76,10 +70,18 @@ cdef void land(Link* k, double now) noexcept nogil:
         k.first_landing = k.landing_used = 0
 
 
+cdef inline void late(Link* k, Transfer* t, double need) noexcept nogil:
+    """Book by how much a transfer that is done in `need` ms took longer than it would have alone."""
+    cdef double wait = k.last + need - t.begun
+    if k.rate < INFINITY:
+        wait -= need if k.used == 1 and k.least == t.size else t.size / k.rate
+    if wait > 0.0:
+        k.delay += wait
+
+
 cdef bint others_done(Link* k) noexcept nogil:
     """Those of which nothing is left either are done at the same time; false if memory is short."""
     cdef int64_t i
-    cdef double end = k.last, wait
     cdef Transfer* to
     while k.ties > 0:
         i = 0
@@ -89,12 +91,8 @@ cdef bint others_done(Link* k) noexcept nogil:
         if to == NULL:
             return False
         to[0] = k.active[i]
-        to.at = end
-        wait = end - to.begun
-        if k.rate < INFINITY:
-            wait -= 0.0 if k.used == 1 and to.size == 0.0 else to.size / k.rate
-        if wait > 0.0:
-            k.delay += wait
+        to.at = k.last
+        late(k, to, 0.0)
         k.used -= 1
         k.active[i], k.left[i] = k.active[k.used], k.left[k.used]
         k.ties -= 1
@@ -104,7 +102,7 @@ cdef bint others_done(Link* k) noexcept nogil:
 cdef bint finish(Link* k, double rate, double need) noexcept nogil:
     """The first of those with the least left is done in `need` ms; false if memory is short."""
     cdef int64_t i = 0
-    cdef double end = k.last + need, wait
+    cdef double end = k.last + need
     cdef Transfer* to
     while k.left[i] != k.least:
         i += 1
@@ -116,11 +114,7 @@ cdef bint finish(Link* k, double rate, double need) noexcept nogil:
         return False
     to[0] = k.active[i]
     to.at = end + k.latency
-    wait = end - to.begun
-    if k.rate < INFINITY:
-        wait -= need if k.used == 1 and k.least == to.size else to.size / k.rate
-    if wait > 0.0:
-        k.delay += wait
+    late(k, to, need)
     k.last = end
     if need > 0.0:
         k.busy += need
@@ -141,13 +135,11 @@ cdef bint finish(Link* k, double rate, double need) noexcept nogil:
 
 cdef bint lone(Link* k, double now) noexcept nogil:
     """`finish` of a transfer that has the link to itself if it is done by `now`; false: it is another case."""
-    cdef double need = k.left[0] / k.rate, end = k.last + need, wait
+    cdef double need = k.left[0] / k.rate, end = k.last + need
     cdef Transfer* t = k.active
     if end > now + 1e-9 or k.done_cap == 0 or k.latency > 0.0:
         return False
-    wait = end - t.begun - (need if k.left[0] == t.size else t.size / k.rate)
-    if wait > 0.0:
-        k.delay += wait
+    late(k, t, need)
     k.busy += need
     t.at = end
     k.done[0] = t[0]

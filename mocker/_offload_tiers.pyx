@@ -18,7 +18,7 @@ stretch O(runs touched * log runs).
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
+from mocker._common cimport ERR_MEMORY, NIL, grown, grown_both, int32_t, int64_t
 from mocker._offload_blocks cimport Parent, catalog_number, span_block, span_of, span_part
 from mocker._offload_policy cimport (
     policy_alike, policy_bias, policy_enter, policy_free, policy_gone, policy_most, policy_queue, policy_spares,
@@ -33,15 +33,9 @@ cdef inline int32_t span_low(Span* s) noexcept nogil:
 
 cdef int32_t run_more(Tier* t) noexcept nogil:
     """A run that was never used."""
-    cdef int64_t cap = t.runs_cap
-    cdef void* moved = grown(t.heap_at, &cap, t.runs_used + 1, sizeof(int32_t))
-    if moved != NULL:
-        t.heap_at = <int32_t*>moved
-        moved = grown(t.runs, &t.runs_cap, t.runs_used + 1, sizeof(Run))
-    if moved == NULL:
+    if not grown_both(<void**>&t.runs, sizeof(Run), <void**>&t.heap_at, sizeof(int32_t), &t.runs_cap, t.runs_used + 1):
         t.error = ERR_MEMORY
         return 0                   # the caller writes into a run that exists; the error ends the run of the engine
-    t.runs = <Run*>moved
     t.runs_used += 1
     return <int32_t>t.runs_used - 1
 
