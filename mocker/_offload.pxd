@@ -260,15 +260,22 @@ cdef inline double offload_due(Offload* o) noexcept nogil:
     return min(min(at, other), o.fresh_at)
 
 
+cdef inline bint offload_risen(Offload* o) noexcept nogil:
+    """Whether blocks have come up for somebody who is still parked, as an allocation's look has found."""
+    return o.risen and o.n_parked > 0
+
+
 cdef inline bint offload_stirs(Offload* o) noexcept nogil:
     """Whether a look may find something new though nothing is due: to be booked, or come from a tier of all."""
-    return o.n_ready > 0 or (o.n_parked + o.n_dropped > 0 and (o.world.g3.there or o.world.g4.there))
+    return (o.n_ready > 0 or offload_risen(o)
+            or (o.n_parked + o.n_dropped > 0 and (o.world.g3.there or o.world.g4.there)))
 
 
 cdef inline bint offload_still(Offload* o, double now) noexcept nogil:
     """Let time pass up to `now` if nothing ends by then, and nothing waits to be booked."""
-    if (o.n_ready > 0 or o.n_dropped > 0 or o.fresh.blocks > 0 or o.g2.changes_used > 0 or o.world.g3.there
-            or o.world.g4.there or soon(link_next(&o.down)) <= now or soon(link_next(&o.up)) <= now):
+    if (o.n_ready > 0 or offload_risen(o) or o.n_dropped > 0 or o.fresh.blocks > 0 or o.g2.changes_used > 0
+            or o.world.g3.there or o.world.g4.there
+            or soon(link_next(&o.down)) <= now or soon(link_next(&o.up)) <= now):
         return False
     o.now = whole_us(now)
     if now > o.at:

@@ -14,7 +14,7 @@ from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_to
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
     DENIALS, LEASE_FREE, STAGE_FAILED, UP_COMPLETED, Lease, Offload, Wait, clock_set, offload_computed, offload_due,
-    offload_still, offload_stirs, offload_tick, soon)
+    offload_risen, offload_still, offload_stirs, offload_tick, soon)
 from mocker._offload_down cimport offload_enqueue
 from mocker._offload_policy cimport policy_reach
 from mocker._offload_tiers cimport EVICT_BELADY, tier_has
@@ -116,6 +116,7 @@ cdef void tiers_begin(Core* c, double now) noexcept nogil:
             due = catch_up(c, now, due)
         if not (due < INFINITY) or (o.n_ready == 0 and now < soon(due)):
             clock_set(o, now)
+            rise(c, now, c.pool.active)        # an allocation in the last pass may have found it
             return
     tiers_step(c, now)
 
@@ -127,16 +128,25 @@ cdef void tiers_step(Core* c, double now) noexcept nogil:
 
 
 cdef void tick(Core* c, double now) noexcept nogil:
-    """Something may end below. Parked requests whose blocks have come go first in the queue, in order of parking."""
+    """Something may end below."""
     cdef Offload* o = <Offload*>c.tiers
-    cdef int64_t i, k = 0, n = 0, active = c.pool.active, released
-    cdef int32_t place
-    cdef void* moved
-    released = offload_tick(o, now)            # it may change `active` itself
+    cdef int64_t active = c.pool.active, released = offload_tick(o, now)        # it may change `active` itself
     c.pool.active -= released
     if o.changes_used > 0:
         log_host(o)
-    if o.risen and o.n_parked > 0:
+    rise(c, now, active)
+
+
+cdef void rise(Core* c, double now, int64_t active) noexcept nogil:
+    """Parked requests whose blocks have come go to the front of the queue, in order of parking.
+
+    `active`: blocks that were held before; if fewer are now, who waits for a reservation may try again.
+    """
+    cdef Offload* o = <Offload*>c.tiers
+    cdef int64_t i, k = 0, n = 0
+    cdef int32_t place
+    cdef void* moved
+    if offload_risen(o):
         o.risen = False
         moved = grown(o.done, &o.done_cap, o.n_parked, sizeof(int32_t))
         if moved == NULL:

@@ -141,3 +141,8 @@ def test_settings_have_the_reference_defaults():
                         "g1_to_g2": 14.0, "g2_to_g1": 14.0, "g2_to_g3": 7.0, "g3_to_g2": 7.0, "g2_to_g4": 4.0,
                         "g4_to_g2": 4.0, "latency": dict.fromkeys(LINKS, 0.0)}
     assert offload_settings(MockEngineArgs(num_g2_blocks=0)) is None
+
+
+def test_blocks_that_an_allocation_finds_to_have_come_up():
+    """Nothing is due any more when the next pass begins, and yet somebody who is parked has to be let in."""
+    assert difference(92000330) is None
