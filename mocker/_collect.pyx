@@ -81,6 +81,46 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
     return True
 
 
+cdef void gaps_extend(Gaps* g, const double* values, int64_t count, int64_t weight) noexcept nogil:
+    """`gaps_add` of several that weigh alike."""
+    cdef int64_t i = 0, k, most
+    cdef double last
+    cdef double* to
+    cdef int64_t* weights
+    while i < count:
+        if g.used >= g.room and not gaps_room(g):
+            return
+        to, weights, most = g.values + g.used, g.weights + g.used, min(count - i, g.room - g.used)
+        last = g.values[g.used - 1] if g.used > 0 else 0.0
+        k = 0
+        while k < most and values[i] > 0.0 and values[i] != last:
+            last = to[k] = values[i]
+            weights[k] = weight
+            k += 1
+            i += 1
+        g.used += k
+        if k < most:
+            gaps_add(g, values[i], weight)
+            i += 1
+
+
+cdef void gaps_join(Gaps* g, Gaps* other) noexcept nogil:
+    """Add a log that was not folded, as entry by entry: only the first may be like the last before it."""
+    cdef int64_t i = 1, n
+    if other.used > 0:
+        gaps_add(g, other.values[0], other.weights[0])
+    while i < other.used:
+        if g.used >= g.room and not gaps_room(g):
+            return
+        n = min(other.used - i, g.room - g.used)
+        memcpy(g.values + g.used, other.values + i, n * sizeof(double))
+        memcpy(g.weights + g.used, other.weights + i, n * sizeof(int64_t))
+        g.used += n
+        i += n
+    g.zeros += other.zeros
+    g.error = g.error or other.error
+
+
 cdef bint settled(Gaps* g) noexcept nogil:
     """Move the counted zeros into the log; false if memory is short."""
     if g.zeros > 0:

@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from mocker._calendar cimport calendar_settle
-from mocker._collect cimport Gaps, gaps_add
+from mocker._collect cimport Gaps, gaps_join
 from mocker._common cimport ERR_MEMORY, NIL, ST_FREE, int64_t, uint64_t
 from mocker._core cimport Core, Request
 from mocker._paths cimport PathTable
@@ -193,18 +193,13 @@ cdef class Lanes(Workers):
 
     def join_gaps(self):
         """Put the workers' gap logs, if there are any, into the collector's, one after the other."""
-        cdef int64_t w, i
-        cdef Gaps* own
+        cdef int64_t w
         cdef Gaps* to = &self.collector.gaps
         if self.apart_gaps == NULL:
             return
         for w in range(self.n_lanes):
-            own = &self.apart_gaps[w]
             with nogil:
-                for i in range(own.used):
-                    gaps_add(to, own.values[i], own.weights[i])
-            to.zeros += own.zeros
-            to.error = to.error or own.error
+                gaps_join(to, &self.apart_gaps[w])
             self.log_gaps(w, to)
         self.free_gaps()
         if to.error:

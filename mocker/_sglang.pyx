@@ -14,7 +14,7 @@ from libc.math cimport INFINITY, NAN, fabs
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from mocker._collect cimport gaps_add
+from mocker._collect cimport gaps_extend
 from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport spread_add
 from mocker._kv cimport path_free
@@ -25,10 +25,10 @@ from mocker._sglang_pass cimport run_pass
 from mocker._sglang_requests cimport (
     destination_activate, destination_reserve, destination_retry, indices, numbers, request_drop, source_release,
     waiting_append, waiting_at)
-from mocker._timing cimport timing_decode_ms, timing_decode_run, timing_free
+from mocker._timing cimport DECODE_RUN, timing_decode_ms, timing_decode_run, timing_free
 
 cdef enum:
-    AHEAD = 32                     # decode times that are computed in a row
+    AHEAD = DECODE_RUN             # decode times that are computed in a row
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -219,10 +219,12 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
     on what it finds free, so a pass that could admit its head is left to `sgl_pass`.
     """
     cdef int64_t i, k, m = 0, n = c.n_running, context = 0, need = 0, room = 0, output = 0, pages, tick, look
+    cdef int64_t _, most, taken
     cdef SglRequest* r
     cdef Node* x
-    cdef double next_now, first = now, left, expected, step
+    cdef double next_now, first = now, left, expected, step, before = now
     cdef double[AHEAD] ms                      # durations of the passes from here on, of which `used` have passed
+    cdef double[AHEAD] gap
     cdef int64_t known = 0, used = 0
     cdef bint watch = False
     if not c.steady or c.nextn or c.tree.told or c.real_tokens or c.metrics or n == 0 or c.n_prebuilt > 0:
@@ -264,28 +266,35 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
             elif <double>need - left > 2.0 * step:
                 look = m + <int64_t>min((<double>need - left) / step, 1e15)
         if c.timing.model != NULL:
-            next_now = now + timing_decode_ms(&c.timing, n, min(context, c.total), context // n)
-        else:
-            if used == known:
-                known, used = min(k - m, min(2 * known, AHEAD) if known > 0 else 8), 0
-                timing_decode_run(&c.timing, context, n, c.total, known, ms)
-            next_now = now + ms[used]
-            used += 1
-        if not (next_now < INFINITY):
+            ms[0], known, used = timing_decode_ms(&c.timing, n, min(context, c.total), context // n), 1, 0
+        elif used == known:
+            known, used = min(k - m, min(2 * known, AHEAD) if known > 0 else 8), 0
+            timing_decode_run(&c.timing, context, n, c.total, known, ms)
+        most, taken = min(known - used, (k if not watch or look > k else look) - m), 0
+        while taken < most and now < until and now <= last_start:
+            next_now = now + ms[used + taken]
+            if not (next_now < INFINITY):
+                until = now                    # the engine's own pass says what is wrong
+                break
+            gap[taken] = next_now - now
+            before, now = now, next_now
+            taken += 1
+        if taken == 0:
             break
-        if c.gaps != NULL:
-            gaps_add(c.gaps, next_now - now, n)
         if m == 0:
-            first = next_now - now
-        context += n
-        c.ratio -= c.ratio_step
-        if not (c.ratio > c.min_ratio):
-            c.ratio = c.min_ratio
-        c.last_start = now
-        now = next_now
-        m += 1
+            first = gap[0]
+        if c.gaps != NULL:
+            gaps_extend(c.gaps, gap, taken, n)
+        for _ in range(taken if c.ratio != c.min_ratio or c.ratio_step < 0.0 else 0):
+            c.ratio -= c.ratio_step
+            if not (c.ratio > c.min_ratio):
+                c.ratio = c.min_ratio
+        context += n * taken
+        used += taken
+        m += taken
     if m == 0:
         return now
+    c.last_start = before
     tick = c.tree.tick
     for i in range(n):
         r = &c.req[c.running[i]]
@@ -294,10 +303,11 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
         r.len += m
         r.gen += m
         r.computed += m
-        r.alloc = paged(c, r.len)
         r.last_ms = now
-        pages = r.len // c.page
-        if pages > r.full:                     # its newest page came in pass `pages * page - (len - m)`
+        if r.len > r.alloc:
+            r.alloc = paged(c, r.len)
+        if r.len >= (r.full + <int64_t>1) * c.page:
+            pages = r.len // c.page            # its newest page came in pass `pages * page - (len - m)`
             x = &c.tree.nodes[r.node]
             x.ends[x.n - 1] = x.end = <int32_t>pages
             x.stamp = tick + (pages * c.page - (r.len - m)) * n + i

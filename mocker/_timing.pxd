@@ -2,6 +2,10 @@
 from mocker._common cimport int64_t
 
 
+cdef enum:
+    DECODE_RUN = 32                # decode times that `timing_decode_run` makes at once
+
+
 # A model's time in ms, before limits and speed-up. Prefill: requests, new tokens and cached tokens of each (means).
 # Decode: requests, KV tokens of the whole pool, known tokens of each (mean). Not a number: the model failed.
 ctypedef double (*ModelTime)(void* data, int64_t batch, int64_t tokens, int64_t depth) noexcept nogil

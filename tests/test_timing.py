@@ -15,7 +15,7 @@ from fuzz_timing import GOLDEN, case, random_profile, rows_digest
 import mocker
 from mocker import MockEngineArgs, simulate
 from mocker._models import MemoModel
-from mocker._timing import duration_ms
+from mocker._timing import decode_ms, decode_row_ms, duration_ms
 from mocker.timeline import SERIES, Recording
 from mocker.timing import FormulaTiming, FunctionTiming, GridTiming, load_timing
 
@@ -286,3 +286,20 @@ def test_clock_rounding():
         nanos = round(seconds * 10**9)
         for ratio in (0.0, 1.0):
             assert duration_ms(ms, ratio) == (nanos // 10**9 + (nanos % 10**9) / 1e9) * 1000.0, (ms, ratio)
+
+
+@pytest.mark.parametrize("speedup", [1.0, 2.5])
+def test_decode_times_in_a_row_are_those_one_by_one(speedup):
+    """Every pool in use, also those whose time lies between two nanoseconds, and pools in use beyond the whole."""
+    tokens, wrong = 100_003, []
+    for first in range(1, tokens, 31):
+        row = decode_row_ms(first, 1, tokens, 31, tokens, 1, speedup)
+        wrong += [first + k for k, ms in enumerate(row)
+                  if ms != decode_ms(1, min(first + k, tokens), tokens, 1, speedup)]
+    assert not wrong
+    rng = random.Random(speedup)
+    for _ in range(2000):
+        blocks, size, step = rng.randrange(1, 10**rng.randrange(1, 7)), rng.choice([1, 16, 64]), rng.randrange(1, 300)
+        first, most, count = rng.randrange(1, blocks + 1), blocks * rng.choice([1, 1, 2]), rng.randrange(1, 33)
+        assert decode_row_ms(first, step, most, count, blocks, size, speedup) == [
+            decode_ms(1, min(first + k * step, most), blocks, size, speedup) for k in range(count)]
