@@ -6,6 +6,8 @@ began in its prompt, or one of its answer alone; if nobody else can have that bl
 Prompts are runs of ids, so few blocks qualify: those that are runs themselves, and those that two answers begin alike.
 O(tokens of a block) a request.
 """
+from libc.string cimport memcpy
+
 import numpy as np
 
 from mocker._common cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -36,30 +38,36 @@ def answers_apart(const int64_t[::1] prompt, const int64_t[::1] hash_offsets, co
     bool
         False also where it would take long to know.
     """
-    cdef int64_t n = prompt.shape[0], row, i, own, need, changes, found = 0
+    cdef int64_t n = prompt.shape[0], row, i, first, own, need, changes, found = 0
     cdef int64_t allowed = 0 if trace_block_size % block_size == 0 else (block_size - 1) // trace_block_size + 1
     cdef uint64_t mixed
-    cdef uint32_t token, before
+    cdef uint32_t token
     rows, keys, runs = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.uint8)
     cdef int64_t[::1] at = rows
     cdef uint64_t[::1] key = keys
     cdef uint8_t[::1] run = runs
+    cdef uint32_t[::1] block = np.zeros(block_size + 1, np.uint32)     # an even number are mixed
     with nogil:
         for row in range(n):
             own = prompt[row] % block_size
             need = block_size - own
             if answer_offsets[row + 1] - answer_offsets[row] < need:
                 continue
-            mixed, changes, before = <uint64_t>(prompt[row] // block_size + 1) * MIX, 0, 0
-            for i in range(block_size):
-                if i < own:
-                    token = <uint32_t>hash_ids[hash_offsets[row] + (prompt[row] - own + i) // trace_block_size]
-                else:
-                    token = answers[answer_offsets[row] + i - own]
-                changes += i > 0 and token != before
-                before = token
-                mixed = (mixed ^ token) * MIX
-                mixed ^= mixed >> 29
+            i = 0
+            while i < own:
+                first = prompt[row] - own + i  # up to where its id goes
+                token = <uint32_t>hash_ids[hash_offsets[row] + first // trace_block_size]
+                first = min(own, i + trace_block_size - first % trace_block_size)
+                while i < first:
+                    block[i] = token
+                    i += 1
+            memcpy(&block[own], &answers[answer_offsets[row]], need * sizeof(uint32_t))
+            changes = 0
+            for i in range(1, block_size):
+                changes += block[i] != block[i - 1]
+            mixed = <uint64_t>(prompt[row] // block_size + 1) * MIX
+            for i in range(0, block_size, 2):
+                mixed = (mixed ^ (<uint64_t>block[i + 1] << 32 | block[i])) * MIX
             at[found], key[found], run[found] = row, mixed, changes <= allowed
             found += 1
     rows, keys, runs = rows[:found], keys[:found], np.flatnonzero(runs[:found])
@@ -74,8 +82,11 @@ def answers_apart(const int64_t[::1] prompt, const int64_t[::1] hash_offsets, co
         others = others[ids[begins[others] + i] == answers[answer_offsets[row]]]
         if any(np.array_equal(ids[begins[other]:begins[other] + len(mine)], mine) for other in others):
             return False
+    ordered = np.sort(keys)
+    if not np.any(np.diff(ordered) == 0):
+        return True
     order = np.argsort(keys, kind="stable")
-    alike = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    alike = np.flatnonzero(np.diff(keys[order]) == 0)
     seen = set()
     for found in order[np.union1d(alike, alike + 1)]:
         row = rows[found]

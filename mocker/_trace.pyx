@@ -14,7 +14,7 @@ from libc.string cimport memchr, memcmp
 
 import numpy as np
 
-from mocker._digits cimport short_integer
+from mocker._digits cimport short_integer, short_integers
 from mocker._pages cimport large_pages
 
 cdef extern from "Python.h":
@@ -227,8 +227,9 @@ cdef inline const uint8_t *_integers(const uint8_t *p, void *to, bint tokens, in
                                      const uint8_t *end, bint *full) noexcept nogil:
     """Append the list at `p`, of hash ids (uint64) or tokens (uint32), at index `count[0]`; the byte after it, or NULL.
 
-    NULL with `full` set means that the list would not fit. Tokens have now this many digits, now that; ids, which are
-    counted up, as many as the one before: their loop is guessed right. `end`: one past the buffer.
+    NULL with `full` set means that the list would not fit. Tokens that are not as `_digits` wants them are read one by
+    one: they have now this many digits, now that. Ids, which are counted up, have as many as the one before: their loop
+    is guessed right. `end`: one past the buffer.
     """
     cdef int digits
     cdef int64_t n = count[0]
@@ -236,6 +237,8 @@ cdef inline const uint8_t *_integers(const uint8_t *p, void *to, bint tokens, in
     if p[0] != c'[':
         return NULL
     p = _blank(p + 1)
+    if tokens:
+        p = _blank(short_integers(p, end, <uint32_t*>to, &n, room))
     while True:
         digits = short_integer(p, &value) if tokens and end - p >= 8 else 0
         if digits > 0 and (digits == 1 or p[0] != c'0'):

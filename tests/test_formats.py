@@ -267,6 +267,43 @@ def test_plans_of_both_readers_in_order(tmp_path):
     assert trace.hash_ids.tolist() == list(range(400))
 
 
+def number_list(rng):
+    """The text of a long list, of numbers with more or fewer digits, often spoilt somewhere."""
+    most, gap = rng.choice([1, 2, 5, 7, 8, 9]), rng.choice(["", " ", " ", "\t"])
+    numbers = [str(rng.randrange(10**rng.randrange(1, most + 1))) for _ in range(rng.randrange(1, 90))]
+    text = list("[" + ("," + gap).join(numbers) + "]")
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        at = rng.randrange(1, len(text))
+        junk = rng.choice([" ", "  ", "\t", ",", "0", "00", "12345678", "-", ".5", "e1", "/", ":", "]", "\x01", "é"])
+        text[at:at + rng.randrange(2)] = junk
+    return "".join(text)
+
+
+def test_long_lists_of_numbers(tmp_path):
+    """Numbers that are read many at a time: the same ones, and the same rows are refused, as by a JSON reader."""
+    rng, rows, ids, tokens, bad = random.Random(3), [], [], [], []
+    for i in range(4000):
+        numbers = number_list(rng)
+        try:
+            wanted = json.loads(numbers)
+        except json.JSONDecodeError:
+            wanted = None
+        good = bool(wanted) and all(type(n) is int and 0 <= n < 2**(64 if i % 2 else 32) for n in wanted)
+        if i % 2:
+            rows.append(f'{{"output_length": 1, "hash_ids": {numbers}}}')
+        else:
+            rows.append(f'{{"output_length": {len(wanted or [0])}, "hash_ids": [1], "output_token_ids": {numbers}}}')
+        if good:
+            ids += wanted if i % 2 else [1]
+            tokens += [] if i % 2 else wanted
+        else:
+            bad.append(i + 1)
+    assert 300 < len(bad) < 3000
+    trace = both(write(tmp_path, *rows), on_error="skip")
+    assert trace.hash_ids.tolist() == ids and trace.output_token_ids.tolist() == tokens
+    assert [error.line for error in trace.skipped] == bad
+
+
 @pytest.mark.parametrize("value", [
     "-0", "-1", "2147483647", "-2147483648", "-2147483647", "00", "2147483648", "-", "--1", "4294967295", "4294967296",
     "18446744073709551617", "1.0", "1e0", "null", "-2147483649",
