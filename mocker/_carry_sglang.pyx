@@ -8,7 +8,7 @@ from mocker._core cimport Admission, Signal
 from mocker._hooks cimport AdmissionHook, Hook
 from mocker._kv cimport Event, Piece
 from mocker._radix cimport Cut, Leaf, Map, Node, Radix
-from mocker._sglang cimport Chunk, SglangCore, SglRequest, Stretch
+from mocker._sglang cimport STRETCH, Chunk, SglangCore, SglRequest, Stretch
 from mocker._timing cimport Model
 
 
@@ -67,6 +67,7 @@ cdef void sgl_carry(Carrier* io, SglangCore* c) noexcept nogil:
     map_carry(io, &c.pending_slots)
     carry_array(io, <void**>&c.scratch, 0, c.scratch_cap, sizeof(int32_t))
     carry_array(io, <void**>&c.bursts, 0, c.bursts_cap, sizeof(int64_t))
+    carry_array(io, <void**>&c.ends, 0, STRETCH + 1, sizeof(double))
     carry_array(io, <void**>&c.ended, c.ended_used, c.ended_cap, sizeof(int64_t))
     carry_array(io, <void**>&c.notes, c.notes_used, c.notes_cap, sizeof(int64_t))
     carry_array(io, <void**>&c.held, c.held_used, c.held_cap, sizeof(int64_t))

@@ -1,15 +1,14 @@
 # Data dictionary of the cluster loop: workers on one clock, and the links between requests that feed them.
 from mocker._common cimport int32_t, int64_t
+from mocker._foresight cimport Foresight
 from mocker._heap cimport Heap
 from mocker._kv cimport Path
-from mocker._lanes cimport Lanes
 from mocker._workers cimport View
 
 
-cdef class Cluster(Lanes):
+cdef class Cluster(Foresight):
     cdef readonly bint finished
-    # coupled loop
-    cdef Heap events                     # (end of pass, when it began, worker + ROUND * round of passes then), or
+    # coupled loop; its events: (end of pass, when it began, worker + ROUND * round of passes then), or
     # (start of a worker, when it was decided, READY + worker + ROUND * round)
     cdef int64_t starts                  # of them starts of workers
     cdef int64_t sequence                # rounds of passes so far
@@ -80,5 +79,6 @@ cdef class Cluster(Lanes):
     cdef bint completions(self) noexcept nogil
     cdef bint apart(self) noexcept nogil
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil
+    cdef bint events_until(self, int64_t passes) noexcept nogil
     cdef bint tick_below(self) noexcept nogil
     cdef bint settle(self, int64_t* done) noexcept nogil

@@ -18,9 +18,9 @@ import numpy as np
 from mocker._common cimport END_CANCELED, END_NONE, END_REJECTED, NIL, int32_t, int64_t, uint32_t
 from mocker._core cimport Core
 from mocker._hash cimport hash_blocks
+from mocker._foresight cimport Foresight
 from mocker._heap cimport Pending, heap_pop, heap_push, order_of
 from mocker._kv cimport path_free, path_reserve
-from mocker._lanes cimport Lanes
 from mocker._offload_pass cimport tiers_begin, tiers_look
 from mocker._record cimport timeline_queue
 from mocker._router cimport (
@@ -37,7 +37,7 @@ cdef enum:
     TICKS_LIMIT = 1000            # ticks in a row with nobody at work, coming or starting: the rest is stuck
 
 
-cdef class Cluster(Lanes):
+cdef class Cluster(Foresight):
     """A replay under way; arguments as of `Workers`."""
 
     def __cinit__(self, *_arguments):
@@ -45,7 +45,6 @@ cdef class Cluster(Lanes):
         self.enough = INT64_MAX
 
     def __dealloc__(self):
-        free(self.events.items)
         free(self.ready.items)
         free(self.cancels.items)
         path_free(&self.scratch)
@@ -193,6 +192,8 @@ cdef class Cluster(Lanes):
             self.n_held += 1
             return True
         t.turn = t.turn % t.n_active + 1
+        if self.views[t.active[t.turn - 1]].foreseen > 0:
+            self.meet(t.active[t.turn - 1], now, False)
         return self.submit(row, t.active[t.turn - 1])
 
     cdef bint took_over(self, int role) noexcept nogil:
@@ -309,6 +310,20 @@ cdef class Cluster(Lanes):
         return self.finished
 
     cdef bint coupled(self, int64_t passes) noexcept nogil:
+        """The event loop; whoever looks when it comes back sees every worker in the pass that runs now."""
+        cdef int64_t worker
+        cdef bint ok
+        self.foresees = (self.kind == KIND_SGLANG and self.workers > 1 and self.limit_active > 0 and self.route == NULL
+                         and self.fast & FAST_AHEAD and self.fast & FAST_CLOCK and self.horizon == INFINITY
+                         and self.timeline == NULL and self.planner is None and not self.impatient
+                         and self.cancels.used == 0)
+        ok = self.events_until(passes)
+        for worker in range(self.workers if self.foresees else 0):
+            if self.views[worker].foreseen > 0:
+                self.meet(worker, INFINITY if self.finished else self.now, True)
+        return ok
+
+    cdef bint events_until(self, int64_t passes) noexcept nogil:
         cdef double at
         cdef int64_t worker, done = 0
         if not self.started:
@@ -381,6 +396,8 @@ cdef class Cluster(Lanes):
                 break
             heap_pop(&self.events)
             self.busy[worker] = 0
+            if self.views[worker].foreseen > 0:
+                self.fulfil(worker)
             if self.watch is not None:
                 self.observe(worker)
             self.late_events(worker)
@@ -449,7 +466,9 @@ cdef class Cluster(Lanes):
                     self.sequence += 1
                     continue
                 if c.ended_used == 0:
-                    if self.workers > 1:
+                    if self.foresees:
+                        self.foresee(worker)
+                    elif self.workers > 1:
                         if self.fast & FAST_AHEAD and self.apart() and not self.ahead(worker, done):
                             return True
                     elif c.steady and self.fast & FAST_CLOCK:

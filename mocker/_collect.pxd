@@ -28,7 +28,7 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
 
 
 cdef bint gaps_room(Gaps* g) noexcept nogil
-cdef void gaps_extend(Gaps* g, const double* values, int64_t count, int64_t weight) noexcept nogil
+cdef void gaps_between(Gaps* g, const double* times, int64_t count, int64_t weight) noexcept nogil
 cdef void gaps_join(Gaps* g, Gaps* other) noexcept nogil
 cdef bint log_describe(Gaps* g, Described* gap, Described* rate) noexcept nogil
 

@@ -81,10 +81,10 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
     return True
 
 
-cdef void gaps_extend(Gaps* g, const double* values, int64_t count, int64_t weight) noexcept nogil:
-    """`gaps_add` of several that weigh alike."""
+cdef void gaps_between(Gaps* g, const double* times, int64_t count, int64_t weight) noexcept nogil:
+    """`gaps_add` of the `count` gaps between times in a row, which all weigh alike."""
     cdef int64_t i = 0, k, most
-    cdef double last
+    cdef double last, gap
     cdef double* to
     cdef int64_t* weights
     while i < count:
@@ -92,16 +92,18 @@ cdef void gaps_extend(Gaps* g, const double* values, int64_t count, int64_t weig
             return
         to, weights, most = g.values + g.used, g.weights + g.used, min(count - i, g.room - g.used)
         last = g.values[g.used - 1] if g.used > 0 else 0.0
-        k = 0
-        while k < most and values[i] > 0.0 and values[i] != last:
-            last = to[k] = values[i]
+        k, gap = 0, 0.0
+        while k < most:
+            gap = times[i + 1] - times[i]
+            i += 1
+            if not (gap > 0.0) or gap == last:
+                break
+            last = to[k] = gap
             weights[k] = weight
             k += 1
-            i += 1
         g.used += k
         if k < most:
-            gaps_add(g, values[i], weight)
-            i += 1
+            gaps_add(g, gap, weight)
 
 
 cdef void gaps_join(Gaps* g, Gaps* other) noexcept nogil:

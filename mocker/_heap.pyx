@@ -48,3 +48,17 @@ cdef Pending heap_pop(Heap* h) noexcept nogil:
         i = child
     h.items[i] = item
     return top
+
+
+cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first) noexcept nogil:
+    """Entry `i` of the heap comes earlier than it was to."""
+    cdef Pending item = h.items[i]
+    cdef int64_t up
+    item.at, item.first = at, first
+    while i > 0:
+        up = (i - 1) >> 1
+        if not before(&item, &h.items[up]):
+            break
+        h.items[i] = h.items[up]
+        i = up
+    h.items[i] = item

@@ -10,6 +10,10 @@ from mocker._spec cimport StdRng
 from mocker._timing cimport Timing
 
 
+cdef enum:
+    STRETCH = 1024                 # passes that are foreseen at a time
+
+
 cdef enum SglStatus:               # where a request is; the first four as in RequestStatus
     SGL_FREE = 0                   # slot not in use
     SGL_WAITING = 1                # queued
@@ -160,6 +164,7 @@ cdef struct SglangCore:
     # what it produced
     double end_ms
     double last_start              # when the newest pass began, fast-forwarded ones included
+    double* ends                   # [STRETCH + 1] when passes that are foreseen end, the one under way first
     int64_t completed              # requests gone since the pass began
     int64_t admitted               # admissions, one a chunk
     int64_t* ended                 # [ended_used] ids of the requests gone, in the order they went
@@ -222,5 +227,7 @@ cdef int32_t sgl_retry(SglangCore* c) noexcept nogil
 cdef void sgl_activate(SglangCore* c, int32_t slot) noexcept nogil
 cdef void sgl_pass(SglangCore* c, double now) noexcept nogil
 cdef double sgl_forward(SglangCore* c, double now, double until, double last_start) noexcept nogil
+cdef int64_t sgl_foresee(SglangCore* c, double now, double until, double last_start) noexcept nogil
+cdef double sgl_follow(SglangCore* c, int64_t m) noexcept nogil
 cdef void sgl_metrics(SglangCore* c) noexcept nogil
 cdef uint64_t sgl_active_blocks(SglangCore* c) noexcept nogil

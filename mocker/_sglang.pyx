@@ -6,6 +6,7 @@ pass promotes activated destinations, orders the queue, admits prefill chunks wi
 everybody who runs, and books what ended (`_sglang_pass`, with `_sglang_admission`, `_sglang_tokens` and
 `_sglang_requests`); what all of them cache, free and tell is in `_sglang_events`. `sgl_forward` runs passes in which
 everybody only decodes: they change lengths, the ratio and the clock, so it repeats those additions and nothing else.
+`sgl_foresee` works out when such passes end, `sgl_follow` has them happen, all or the first of them.
 
 Costs: a pass is O(running requests + segments of the admitted prompts), a fast-forwarded one a few additions; an
 LPM pass also O(segments of up to 128 waiting requests); events O(segments).
@@ -14,7 +15,7 @@ from libc.math cimport INFINITY, NAN, fabs
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from mocker._collect cimport gaps_extend
+from mocker._collect cimport gaps_between
 from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint64_t
 from mocker._core cimport spread_add
 from mocker._kv cimport path_free
@@ -27,10 +28,6 @@ from mocker._sglang_requests cimport (
     waiting_append, waiting_at)
 from mocker._timing cimport DECODE_RUN, timing_decode_ms, timing_decode_run, timing_free
 
-cdef enum:
-    AHEAD = DECODE_RUN             # decode times that are computed in a row
-
-
 # ---- memory -----------------------------------------------------------------------------------------------------
 
 cdef int sgl_init(SglangCore* c) noexcept nogil:
@@ -38,11 +35,13 @@ cdef int sgl_init(SglangCore* c) noexcept nogil:
     c.free_slot = NIL
     c.waiting_cap = 16
     c.waiting = <int32_t*>malloc(c.waiting_cap * sizeof(int32_t))
+    c.ends = <double*>malloc((STRETCH + 1) * sizeof(double))
     c.last_emit = NAN
     c.next_own_key = <uint64_t>1 << 63
     c.next_owner = 1
     c.ratio = c.init_ratio
-    if (c.waiting == NULL or radix_init(&c.tree, c.total, c.page, c.capture and c.real_tokens) != ERR_OK
+    if (c.waiting == NULL or c.ends == NULL
+            or radix_init(&c.tree, c.total, c.page, c.capture and c.real_tokens) != ERR_OK
             or radix_init(&c.fresh, 0, c.page, False) != ERR_OK or map_init(&c.pending_slots) != ERR_OK):
         return ERR_MEMORY
     c.tree.log = c.capture and not c.real_tokens
@@ -66,6 +65,7 @@ cdef void sgl_free(SglangCore* c) noexcept nogil:
     free(c.pending)
     free(c.scratch)
     free(c.bursts)
+    free(c.ends)
     free(c.ended)
     free(c.notes)
     free(c.held)
@@ -183,17 +183,26 @@ cdef int64_t head_need(SglangCore* c) noexcept nogil:
     return paged(c, chunk) + clipped(c, r)
 
 
-cdef int64_t plain_steps(SglangCore* c) noexcept nogil:
+cdef inline double ratio_after(SglangCore* c, double ratio) noexcept nogil:
+    """The new-token ratio a pass later."""
+    ratio -= c.ratio_step
+    return ratio if ratio > c.min_ratio else c.min_ratio
+
+
+cdef struct Sums:                  # over the running requests
+    int64_t context                # known tokens
+    int64_t extra                  # tokens reserved beyond their slots, as `extra_tokens`
+    int64_t output                 # tokens that admission reckons with
+
+
+cdef int64_t plain_steps(SglangCore* c, Sums* sums) noexcept nogil:
     """Passes in which everybody decodes inside its page or lengthens its chain, and nobody ends or is retracted."""
-    cdef int64_t i, steps, k, n = c.n_running, room
+    cdef int64_t i, steps, k, n = c.n_running, room, page = c.page, context = 0, extra = 0, output = 0
     cdef SglRequest* r
     cdef Node* x
-    k = c.tree.available // n                  # without eviction
+    k = min(c.tree.available // n, STRETCH)    # without eviction
     if k <= 0:
         return 0
-    room = c.tree.available + c.tree.evictable - extra_tokens(c)
-    if c.page > 1 and room // n - c.page < k:
-        k = room // n - c.page
     for i in range(n):
         r = &c.req[c.running[i]]
         steps = r.limit - r.gen - 1
@@ -201,65 +210,72 @@ cdef int64_t plain_steps(SglangCore* c) noexcept nogil:
             return 0
         x = &c.tree.nodes[r.node]
         if c.capture or not chain_open(&c.tree, r.node, r.owner) or x.keys[x.n - 1] != r.own_key:
-            room = (r.full + <int64_t>1) * c.page - r.len - 1      # tokens before the page is full
+            room = (r.full + <int64_t>1) * page - r.len - 1    # tokens before the page is full
             if room < steps:
                 steps = room
         if steps < k:
             k = steps
         if k <= 0:
             return 0
+        context += r.len
+        extra += r.alloc - r.computed
+        output += clipped(c, r)
+    sums.context, sums.extra, sums.output = context, extra if page > 1 else 0, output
+    if page > 1:
+        room = c.tree.available + c.tree.evictable - extra
+        if room < (k + page) * n:
+            k = room // n - page
     return k
 
 
-cdef double sgl_forward(SglangCore* c, double now, double until, double last_start) noexcept nogil:
-    """Fast-forward: passes that only decode, starting before `until` and not after `last_start`; the new now.
+cdef int64_t sgl_foresee(SglangCore* c, double now, double until, double last_start) noexcept nogil:
+    """Passes that only decode, starting before `until` and not after `last_start`: how many, up to STRETCH.
 
-    Allowed after a pass in which everybody running made a token. The clock's and the ratio's steps are the same and
-    in the same order as pass by pass. A queue that waits for memory is watched with a bound that is never too low
-    on what it finds free, so a pass that could admit its head is left to `sgl_pass`.
+    `ends` gets `now` and when each of them ends; nothing else changes. Allowed after a pass in which everybody running
+    made a token. A queue that waits for memory is watched with a bound that is never too low on what it finds free, so
+    a pass that could admit its head is left to `sgl_pass`.
     """
-    cdef int64_t i, k, m = 0, n = c.n_running, context = 0, need = 0, room = 0, output = 0, pages, tick, look
-    cdef int64_t _, most, taken
-    cdef SglRequest* r
-    cdef Node* x
-    cdef double next_now, first = now, left, expected, step, before = now
-    cdef double[AHEAD] ms                      # durations of the passes from here on, of which `used` have passed
-    cdef double[AHEAD] gap
-    cdef int64_t known = 0, used = 0
+    cdef int64_t k, m = 0, n = c.n_running, context, need = 0, room = 0, output = 0, look
+    cdef Sums sums
+    cdef int64_t _, most, taken, known = 0, used = 0
+    cdef double next_now, left, expected, step, ratio = c.ratio
+    cdef double* ends = c.ends
+    cdef double[DECODE_RUN] ms                 # durations of the passes from here on, of which `used` have passed
     cdef bint watch = False
     if not c.steady or c.nextn or c.tree.told or c.real_tokens or c.metrics or n == 0 or c.n_prebuilt > 0:
-        return now
+        return 0
     if c.lpm and 0 < c.n_waiting <= LPM_LIMIT:
-        return now                             # whoever arrives may come first
-    k = plain_steps(c)
+        return 0                               # whoever arrives may come first
+    if not (now < until and now <= last_start):
+        return 0
+    k = plain_steps(c, &sums)
     if k <= 0:
-        return now
+        return 0
     if c.n_waiting > 0 and c.n_pending == 0:
         if n < c.max_seqs:
             if (c.admission.score.ask != NULL or not (c.min_ratio >= 0.0)
                     or hopeless(c, &c.req[waiting_at(c, 0)]) != END_NONE):
-                return now
+                return 0
             watch = True
             need = head_need(c)
-            room = c.tree.available + c.tree.evictable - extra_tokens(c)
-            for i in range(n):
-                output += clipped(c, &c.req[c.running[i]])
-    for i in range(n):
-        context += c.req[c.running[i]].len
+            room = c.tree.available + c.tree.evictable - sums.extra
+            output = sums.output
+    context = sums.context
+    ends[0] = now
     look = 0 if watch else k
-    while m < k and now < until and now <= last_start:
+    while m < k:
         if m >= look:
             left = <double>(room - n * (m // c.page) * c.page)
             if left < 0.0:
                 left = 0.0
-            expected = <double>(output - n * m) * c.ratio
+            expected = <double>(output - n * m) * ratio
             if expected > 0.0:
                 left -= expected
             left += 1e-6 * (1.0 + fabs(expected))
             if not (<double>need >= left):
                 break
             # A pass gives back at most `step` of what is expected: look again when that could be enough.
-            step = 1.00001 * (<double>n * c.ratio + fabs(<double>(output - n * m)) * c.ratio_step)
+            step = 1.00001 * (<double>n * ratio + fabs(<double>(output - n * m)) * c.ratio_step)
             look = m + 1
             if not (step > 0.0):
                 look = k
@@ -268,38 +284,45 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
         if c.timing.model != NULL:
             ms[0], known, used = timing_decode_ms(&c.timing, n, min(context, c.total), context // n), 1, 0
         elif used == known:
-            known, used = min(k - m, min(2 * known, AHEAD) if known > 0 else 8), 0
+            known, used = min(k - m, min(2 * known, DECODE_RUN) if known > 0 else 8), 0
             timing_decode_run(&c.timing, context, n, c.total, known, ms)
-        most, taken = min(known - used, (k if not watch or look > k else look) - m), 0
+        most, taken = min(known - used, (k if look > k else look) - m), 0
         while taken < most and now < until and now <= last_start:
             next_now = now + ms[used + taken]
-            if not (next_now < INFINITY):
-                until = now                    # the engine's own pass says what is wrong
+            if not (next_now < INFINITY):      # the engine's own pass says what is wrong
+                until = now
                 break
-            gap[taken] = next_now - now
-            before, now = now, next_now
             taken += 1
-        if taken == 0:
-            break
-        if m == 0:
-            first = gap[0]
-        if c.gaps != NULL:
-            gaps_extend(c.gaps, gap, taken, n)
-        for _ in range(taken if c.ratio != c.min_ratio or c.ratio_step < 0.0 else 0):
-            c.ratio -= c.ratio_step
-            if not (c.ratio > c.min_ratio):
-                c.ratio = c.min_ratio
+            now = next_now
+            ends[m + taken] = now
         context += n * taken
         used += taken
         m += taken
-    if m == 0:
-        return now
-    c.last_start = before
-    tick = c.tree.tick
+        if taken < most:
+            break
+        for _ in range(taken if watch else 0):
+            ratio = ratio_after(c, ratio)
+    return m
+
+
+cdef double sgl_follow(SglangCore* c, int64_t m) noexcept nogil:
+    """The first `m` > 0 of the passes that were foreseen happen; the new now.
+
+    The clock's and the ratio's steps are the same and in the same order as pass by pass.
+    """
+    cdef int64_t i, n = c.n_running, pages, tick = c.tree.tick
+    cdef int64_t _
+    cdef SglRequest* r
+    cdef Node* x
+    cdef double now = c.ends[m]
+    if c.gaps != NULL:
+        gaps_between(c.gaps, c.ends, m, n)
+    for _ in range(m if c.ratio != c.min_ratio or c.ratio_step < 0.0 else 0):
+        c.ratio = ratio_after(c, c.ratio)
     for i in range(n):
         r = &c.req[c.running[i]]
         if r.gen == 1 and c.rows != NULL:
-            c.rows.second_gap[r.id] = first
+            c.rows.second_gap[r.id] = c.ends[1] - c.ends[0]
         r.len += m
         r.gen += m
         r.computed += m
@@ -316,8 +339,19 @@ cdef double sgl_forward(SglangCore* c, double now, double until, double last_sta
             r.full = r.cached = <int32_t>pages
     c.tree.tick += (m + 1) * n
     c.tree.available -= m * n
+    c.last_start = c.ends[m - 1]
     c.last_emit = now
     c.passes += m
+    return now
+
+
+cdef double sgl_forward(SglangCore* c, double now, double until, double last_start) noexcept nogil:
+    """Fast-forward: passes that are foreseen happen; the new now."""
+    cdef int64_t m = STRETCH
+    while m == STRETCH:
+        m = sgl_foresee(c, now, until, last_start)
+        if m > 0:
+            now = sgl_follow(c, m)
     return now
 
 

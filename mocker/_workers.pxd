@@ -41,6 +41,7 @@ cdef struct View:
     bint early                     # the newest pass ran before its time came; its endings are not told yet
     int64_t passes                 # since the start
     bint asleep                    # no pass brings anybody further until somebody comes or goes
+    int64_t foreseen               # passes after the one under way that are known and have not happened; 0: none
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int error
     int64_t ended_used

@@ -111,6 +111,32 @@ def waiting_case(seed: int) -> tuple[list[dict], dict]:
     return rows, options | {"trace_format": "mooncake", "num_workers": rng.randrange(2, 5)}
 
 
+def closed_case(seed: int) -> tuple[list[dict], dict]:
+    """Closed loops over several SGLang workers, whose passes are foreseen: queues, retractions, sessions, caps."""
+    rng = random.Random(f"closed/{seed}")
+    rows, config = random_replay(rng)
+    rows = [dict(rng.choice(rows), timestamp=float(i)) for i in range(rng.randrange(10, 80))]
+    most, sessions = rng.choice([3, 20, 90]), rng.random() < 0.3
+    for row in rows:
+        row.pop("output_token_ids", None)
+        row.pop("session_id", None)
+        row.pop("delay", None)
+        row["output_length"] = rng.choice([1, 2, most, rng.randrange(1, most + 1)])
+        if sessions and rng.random() < 0.7:
+            row["session_id"] = f"s{rng.randrange(9)}"
+    block = config.get("engine_args", config.get("decode_engine_args"))["block_size"]
+    least = max(row["input_length"] + row["output_length"] for row in rows) // block + 2
+    args = {"block_size": block, "num_gpu_blocks": least + rng.choice([0, 3, 30, 400]), "engine_type": "sglang",
+            "max_num_seqs": rng.choice([2, 8, 256]), "speedup_ratio": rng.choice([1.0, 1.0, 2.5])}
+    args["sglang"] = {"schedule_policy": rng.choice(["fifo", "lpm"]),
+                      "chunked_prefill_size": block * rng.choice([4, 99])}
+    config = {"trace_block_size": config["trace_block_size"], "replay_concurrency": rng.randrange(1, 40),
+              "engine_args": args, "num_workers": rng.randrange(2, 6)}
+    if rng.random() < 0.3:
+        config["max_sim_time_ms"] = rng.choice([60.0, 400.5])
+    return rows, engines(config)
+
+
 def steady(report: dict) -> dict:
     """The numbers of a report that do not depend on this machine."""
     return {name: value for name, value in report.items()
@@ -133,6 +159,12 @@ def test_prompts_that_grow_by_segments_as_by_their_tokens(part, tmp_path):
 def test_workers_go_ahead_of_turns_that_wait_for_them(part, tmp_path):
     for seed in range(part, COUNT, 3):
         check(seed, tmp_path, waiting_case)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_passes_are_foreseen_in_closed_loops(part, tmp_path):
+    for seed in range(part, COUNT, 3):
+        check(seed, tmp_path, closed_case)
 
 
 def test_events_before_a_stretch_are_told_in_time(tmp_path):

@@ -19,7 +19,7 @@ class FastPaths:
         Passes in which everybody decodes inside its last block only move the clock.
     ahead : bool
         In the event loop a worker goes on alone until the next arrival, if until then nothing that it does concerns
-        another one.
+        another one. In a closed loop an SGLang worker's plain passes are worked out until somebody comes.
     lanes : bool
         Open loop, round robin, single requests: one worker after the other instead of the event loop.
     extents : bool
