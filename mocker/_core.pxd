@@ -127,7 +127,7 @@ cdef struct Core:
     double kv_bytes                # bytes a token, NaN = unset
     double kv_bandwidth            # GB/s, NaN = unset
     int nextn                      # speculative tokens, 0 = off
-    double rates[5]                # their conditional acceptance
+    uint64_t accepted[5]           # their conditional acceptance, as `_spec` wants it
     StdRng rng                     # draws for them
     StdRng token_rng               # tokens that no plan gives (real tokens only)
     bint real_tokens               # blocks are identified by token hashes, not by segments of a trace

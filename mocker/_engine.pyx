@@ -23,7 +23,7 @@ from mocker._models cimport CompiledModel, raise_time
 from mocker._offload cimport Offload, offload_error
 from mocker._ranks cimport ranks_reserve
 from mocker._requests cimport core_drop, core_enqueue, core_free, core_init, core_new
-from mocker._spec cimport rng_seed
+from mocker._spec cimport accept_below, rng_seed
 from mocker._timing cimport timing_init, timing_use
 from mocker._vllm cimport cached_prompt, core_metrics, core_pass
 
@@ -87,7 +87,7 @@ cdef class EngineCore:
         c.kv_bytes, c.kv_bandwidth = kv_bytes, kv_bandwidth
         c.nextn = len(rates)
         for i in range(c.nextn):
-            c.rates[i] = rates[i]
+            c.accepted[i] = accept_below(rates[i])
         rng_seed(&c.rng, seed)
         rng_seed(&c.token_rng, token_seed)
         c.real_tokens, c.record, c.metrics = real_tokens, record, record

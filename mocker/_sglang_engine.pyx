@@ -22,7 +22,7 @@ from mocker._sglang cimport (
     SGL_FREE, SGL_HELD, SGL_PENDING, SGL_PREBUILT, SGL_RESERVED, SGL_RETRACTED, SGL_RUNNING, SGL_WAITING, SglangCore,
     SglRequest, sgl_activate, sgl_active_blocks, sgl_drop, sgl_enqueue, sgl_enqueue_source, sgl_forward, sgl_free,
     sgl_init, sgl_metrics, sgl_new, sgl_pass, sgl_release_source, sgl_reserve, sgl_retry)
-from mocker._spec cimport rng_seed
+from mocker._spec cimport accept_below, rng_seed
 from mocker._timing cimport timing_init, timing_use
 
 cdef enum:
@@ -84,7 +84,7 @@ cdef class SglangEngine:
         c.kv_bytes, c.kv_bandwidth = kv_bytes, kv_bandwidth
         c.nextn = len(rates)
         for i in range(c.nextn):
-            c.rates[i] = rates[i]
+            c.accepted[i] = accept_below(rates[i])
         rng_seed(&c.rng, seed)
         c.real_tokens, c.record, c.metrics, c.capture = real_tokens, record, record, capture
         if sgl_init(c) != ERR_OK:

@@ -241,7 +241,7 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
         return start                           # one request, and the pool is exhausted
     at = start + timing_decode_ms(&c.timing, n, context if context < c.total else c.total, context // n)
     for i in range(n if longest > 1 else 0):
-        c.bursts[i] = sample_output_tokens(&c.rng, c.rates, c.nextn,
+        c.bursts[i] = sample_output_tokens(&c.rng, c.accepted, c.nextn,
                                            c.req[c.running[i]].limit - c.req[c.running[i]].gen)
     plain = longest == 1 and c.rows != NULL and not (c.real_tokens or c.record or c.tree.told)
     for i in range(n):

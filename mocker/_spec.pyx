@@ -3,7 +3,7 @@
 Answers to dynamo-mocker 1.3.0 `common/speculative.rs`, whose generator is `StdRng` of the Rust crate rand 0.9: the
 ChaCha stream cipher with 12 rounds, a 64-bit block counter from 0 and a zero nonce. The 256-bit key is expanded from
 the 64-bit seed by eight PCG32 outputs. Words leave the stream in order and none is skipped, so how many blocks the
-reference buffers at a time cannot be seen; four are made at a time here.
+reference buffers at a time cannot be seen; eight are made at a time here.
 
 Cost: a few nanoseconds a draw, no allocation. Streams are equal to the reference's bit by bit.
 """
@@ -11,12 +11,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 import numpy as np
 
-from mocker._chacha cimport chacha
+from mocker._chacha cimport chacha, chacha_any
 
 cdef enum:
     MAX_RATES = 16  # far above the 5 drafts that the engine arguments allow
-    WORDS = 64      # of the buffer
+    WORDS = 128     # of the buffer
 
+cdef uint64_t ALWAYS = <uint64_t>-1            # accepted without a draw; all rates below 1 are less
 cdef uint64_t PCG_MULTIPLIER = 6364136223846793005ULL
 cdef uint64_t PCG_INCREMENT = 11634580027462260723ULL
 
@@ -36,7 +37,7 @@ cdef void rng_seed(StdRng* rng, uint64_t seed) noexcept nogil:
 cdef uint32_t rng_u32(StdRng* rng) noexcept nogil:
     if rng.index >= WORDS:
         chacha(rng.key, rng.counter, rng.buffer)
-        rng.counter += 4
+        rng.counter += 8
         rng.index = 0
     rng.index += 1
     return rng.buffer[rng.index - 1]
@@ -51,19 +52,25 @@ cdef uint64_t rng_u64(StdRng* rng) noexcept nogil:
     return low | (<uint64_t>rng_u32(rng) << 32)
 
 
+cdef uint64_t accept_below(double rate) noexcept nogil:
+    return ALWAYS if rate == 1.0 else <uint64_t>(rate * 18446744073709551616.0)  # * 2**64: exact, and below ALWAYS
+
+
+cdef inline bint accepted(StdRng* rng, uint64_t below) noexcept nogil:
+    return below == ALWAYS or rng_u64(rng) < below
+
+
 cdef bint rng_bool(StdRng* rng, double rate) noexcept nogil:
-    if rate == 1.0:
-        return True
-    return rng_u64(rng) < <uint64_t>(rate * 18446744073709551616.0)  # rate * 2**64 is exact and below 2**64
+    return accepted(rng, accept_below(rate))
 
 
-cdef int64_t sample_output_tokens(StdRng* rng, const double* rates, int n, int64_t remaining) noexcept nogil:
+cdef int64_t sample_slowly(StdRng* rng, const uint64_t* below, int n, int64_t remaining) noexcept nogil:
     cdef int64_t tokens = 1
     cdef int i
     if remaining <= 0:
         return 0
     for i in range(n):
-        if not rng_bool(rng, rates[i]):
+        if not accepted(rng, below[i]):
             break
         tokens += 1
     return min(tokens, remaining)
@@ -125,6 +132,17 @@ cdef class SeededRng:
         return rng_bool(&self._rng, r)
 
 
+def plain_words(uint64_t seed):
+    """The first 128 words of a seed's stream, made without the wide vectors that not every processor has."""
+    cdef StdRng rng
+    cdef uint32_t[::1] out
+    values = np.empty(WORDS, np.uint32)
+    out = values
+    rng_seed(&rng, seed)
+    chacha_any(rng.key, 0, &out[0])
+    return values
+
+
 cdef class SpeculativeDecodeSampler:
     """Draws the length of decode bursts.
 
@@ -143,7 +161,7 @@ cdef class SpeculativeDecodeSampler:
         If `seed` does not fit 64 bits.
     """
     cdef StdRng _rng
-    cdef double[MAX_RATES] _rates
+    cdef uint64_t[MAX_RATES] _below
     cdef int _n
 
     def __init__(self, rates, seed):
@@ -155,7 +173,7 @@ cdef class SpeculativeDecodeSampler:
         for i, value in enumerate(values):
             rate = value
             _check_rate(rate)
-            self._rates[<int>i] = rate
+            self._below[<int>i] = accept_below(rate)
         self._n = len(values)
         rng_seed(&self._rng, s)
 
@@ -178,7 +196,7 @@ cdef class SpeculativeDecodeSampler:
         cdef int64_t left = remaining
         if left < 0:
             raise ValueError(f"remaining must be at least 0, got {remaining}")
-        return sample_output_tokens(&self._rng, self._rates, self._n, left)
+        return sample_output_tokens(&self._rng, self._below, self._n, left)
 
 
 globals()["StdRng"] = SeededRng  # for Python; in compiled code that name is the struct

@@ -277,7 +277,7 @@ cdef double emit_bursts(Core* c, int64_t n, double start) noexcept nogil:
         r = &c.req[slot]
         burst = 1
         if c.worker_type != WORKER_PREFILL:
-            burst = sample_output_tokens(&c.rng, c.rates, c.nextn, r.limit - r.gen)
+            burst = sample_output_tokens(&c.rng, c.accepted, c.nextn, r.limit - r.gen)
         if (plain and r.len & c.mask and (r.len & c.mask) + burst <= c.mask + 1 and r.gen > 1
                 and r.gen + burst < r.limit and r.last_ms == c.last_emit):
             r.len += burst                     # the usual burst: inside its block, after its own last token

@@ -1,9 +1,10 @@
 """The seeded generator against an independent ChaCha in Python, and the rules of the burst sampler."""
 import itertools
+import random
 
 import pytest
 
-from mocker._spec import SpeculativeDecodeSampler, StdRng
+from mocker._spec import SpeculativeDecodeSampler, StdRng, plain_words
 
 MASK = 0xFFFFFFFF
 
@@ -46,12 +47,14 @@ def test_python_chacha_gives_the_published_vectors():
 @pytest.mark.parametrize("seed", [0, 1, 42, 43, 2**32, 2**63 + 12345, 2**64 - 1])
 def test_words_come_in_stream_order(seed):
     rng, want = StdRng(seed), words(seed)
-    assert [rng.next_u32() for _ in range(200)] == list(itertools.islice(want, 200))
+    stream = [rng.next_u32() for _ in range(300)]
+    assert stream == list(itertools.islice(want, 300))
+    assert plain_words(seed).tolist() == stream[:128]
 
 
 def test_u64_is_two_words_even_across_block_and_buffer_ends():
-    # 16 words a cipher block, 64 words a buffer of the reference: odd offsets make a u64 straddle both kinds of end.
-    for offset in (0, 1, 15, 63):
+    # 16 words a cipher block, 64 words a buffer of the reference, 128 here: odd offsets make a u64 straddle all ends.
+    for offset in (0, 1, 15, 63, 127):
         rng, want = StdRng(7), words(7)
         for _ in range(offset):
             assert rng.next_u32() == next(want)
@@ -103,6 +106,16 @@ def test_draws_do_not_depend_on_what_remains():
             assert got == min(free.sample_output_tokens(10), left)
         else:
             assert got == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bursts_are_draws_one_by_one(seed):
+    choose = random.Random(seed)
+    rates = [choose.choice([0.0, 0.3, 0.9, 1.0]) for _ in range(choose.randrange(9))]
+    sampler, rng = SpeculativeDecodeSampler(rates, seed), StdRng(seed)
+    for _ in range(400):
+        refused = next((i for i, rate in enumerate(rates) if not rng.random_bool(rate)), len(rates))
+        assert sampler.sample_output_tokens(100) == 1 + refused
 
 
 def test_mean_burst_is_the_expected_one():
