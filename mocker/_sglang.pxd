@@ -36,10 +36,10 @@ cdef struct SglRequest:
     int64_t alloc                  # tokens reserved, whole pages
     int64_t gen                    # generated tokens
     int64_t limit                  # generated tokens at which it ends
-    int64_t prompt                 # prompt tokens
     int64_t calm                   # known tokens below which a decode step changes only counts; 0: not known
+    double last_ms                 # when its newest token was made; up to here is what a plain step reads and writes
+    int64_t prompt                 # prompt tokens
     int64_t prefix                 # tokens whose slots it took over from the tree when it was admitted
-    double last_ms                 # when its newest token was made
     int32_t full                   # full pages of its known tokens
     int32_t cached                 # pages of its text that it knows to be in the tree
     int32_t node                   # locked tree node, NIL without slots
@@ -123,6 +123,10 @@ cdef struct SglangCore:
     int32_t* running               # [n_running] slots in the order they began
     int64_t running_cap
     int64_t n_running
+    int64_t known                  # their tokens: those known,
+    int64_t extra                  # those reserved beyond their slots,
+    int64_t rest                   # and those that they have to generate
+    int64_t longest                # most tokens that any request so far was to generate
     int32_t* waiting               # ring of slots
     int64_t waiting_cap            # power of two
     int64_t waiting_head           # ring position of the first

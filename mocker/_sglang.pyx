@@ -20,7 +20,7 @@ from mocker._common cimport END_NONE, ERR_MEMORY, ERR_OK, NIL, grown, int32_t, i
 from mocker._core cimport spread_add
 from mocker._kv cimport path_free
 from mocker._radix cimport Node, chain_open, map_free, map_init, radix_free, radix_init
-from mocker._sglang_admission cimport LPM_LIMIT, clipped, extra_tokens, hopeless, paged
+from mocker._sglang_admission cimport LPM_LIMIT, clipped, hopeless, paged
 from mocker._sglang_events cimport told_init
 from mocker._sglang_pass cimport run_pass
 from mocker._sglang_requests cimport (
@@ -111,6 +111,7 @@ cdef int32_t sgl_new(SglangCore* c, int64_t id, int64_t prompt, int64_t limit) n
     r.len = r.prompt = prompt
     r.computed = r.alloc = r.gen = r.prefix = r.calm = 0
     r.limit = limit
+    c.longest = max(c.longest, limit)
     r.full = <int32_t>(prompt // c.page)
     r.cached = r.advertised = 0
     r.node = NIL
@@ -189,18 +190,19 @@ cdef inline double ratio_after(SglangCore* c, double ratio) noexcept nogil:
     return ratio if ratio > c.min_ratio else c.min_ratio
 
 
-cdef struct Sums:                  # over the running requests
-    int64_t context                # known tokens
-    int64_t extra                  # tokens reserved beyond their slots, as `extra_tokens`
-    int64_t output                 # tokens that admission reckons with
+cdef int64_t plain_steps(SglangCore* c, int64_t* output) noexcept nogil:
+    """Passes in which everybody decodes inside its page or lengthens its chain, and nobody ends or is retracted.
 
-
-cdef int64_t plain_steps(SglangCore* c, Sums* sums) noexcept nogil:
-    """Passes in which everybody decodes inside its page or lengthens its chain, and nobody ends or is retracted."""
-    cdef int64_t i, steps, k, n = c.n_running, room, page = c.page, context = 0, extra = 0, output = 0
+    `output` gets the tokens that admission reckons with.
+    """
+    cdef int64_t i, steps, k, n = c.n_running, room, page = c.page, reckoned = 0
     cdef SglRequest* r
     cdef Node* x
     k = min(c.tree.available // n, STRETCH)    # without eviction
+    if page > 1:
+        room = c.tree.available + c.tree.evictable - c.extra
+        if room < (k + page) * n:
+            k = room // n - page
     if k <= 0:
         return 0
     for i in range(n):
@@ -217,14 +219,8 @@ cdef int64_t plain_steps(SglangCore* c, Sums* sums) noexcept nogil:
             k = steps
         if k <= 0:
             return 0
-        context += r.len
-        extra += r.alloc - r.computed
-        output += clipped(c, r)
-    sums.context, sums.extra, sums.output = context, extra if page > 1 else 0, output
-    if page > 1:
-        room = c.tree.available + c.tree.evictable - extra
-        if room < (k + page) * n:
-            k = room // n - page
+        reckoned += clipped(c, r)
+    output[0] = reckoned
     return k
 
 
@@ -235,8 +231,7 @@ cdef int64_t sgl_foresee(SglangCore* c, double now, double until, double last_st
     made a token. A queue that waits for memory is watched with a bound that is never too low on what it finds free, so
     a pass that could admit its head is left to `sgl_pass`.
     """
-    cdef int64_t k, m = 0, n = c.n_running, context, need = 0, room = 0, output = 0, look
-    cdef Sums sums
+    cdef int64_t k, m = 0, n = c.n_running, context = c.known, need = 0, room = 0, output = 0, look
     cdef int64_t _, most, taken, known = 0, used = 0
     cdef double next_now, left, expected, step, ratio = c.ratio
     cdef double* ends = c.ends
@@ -248,7 +243,9 @@ cdef int64_t sgl_foresee(SglangCore* c, double now, double until, double last_st
         return 0                               # whoever arrives may come first
     if not (now < until and now <= last_start):
         return 0
-    k = plain_steps(c, &sums)
+    if c.batch > 0 and c.n_waiting > 0 and n < c.max_seqs:
+        return 0                               # the budget of the pass before has let somebody in, the next one's may
+    k = plain_steps(c, &output)
     if k <= 0:
         return 0
     if c.n_waiting > 0 and c.n_pending == 0:
@@ -258,9 +255,7 @@ cdef int64_t sgl_foresee(SglangCore* c, double now, double until, double last_st
                 return 0
             watch = True
             need = head_need(c)
-            room = c.tree.available + c.tree.evictable - sums.extra
-            output = sums.output
-    context = sums.context
+            room = c.tree.available + c.tree.evictable - c.extra
     ends[0] = now
     look = 0 if watch else k
     while m < k:
@@ -328,7 +323,9 @@ cdef double sgl_follow(SglangCore* c, int64_t m) noexcept nogil:
         r.computed += m
         r.last_ms = now
         if r.len > r.alloc:
+            c.extra -= r.alloc
             r.alloc = paged(c, r.len)
+            c.extra += r.alloc
         if r.len >= (r.full + <int64_t>1) * c.page:
             pages = r.len // c.page            # its newest page came in pass `pages * page - (len - m)`
             x = &c.tree.nodes[r.node]
@@ -337,6 +334,9 @@ cdef double sgl_follow(SglangCore* c, int64_t m) noexcept nogil:
             c.tree.protected += (pages - r.full) * c.page
             r.path.ends[r.path.n - 1] = <int32_t>pages
             r.full = r.cached = <int32_t>pages
+    c.known += m * n
+    c.extra -= m * n
+    c.rest -= m * n
     c.tree.tick += (m + 1) * n
     c.tree.available -= m * n
     c.last_start = c.ends[m - 1]
@@ -391,7 +391,7 @@ cdef void sgl_metrics(SglangCore* c) noexcept nogil:
 
 cdef uint64_t sgl_active_blocks(SglangCore* c) noexcept nogil:
     """Pages in use, cached ones included; wraps round like the reference's when slots were freed twice."""
-    cdef uint64_t tokens = <uint64_t>c.total - <uint64_t>c.tree.available + <uint64_t>extra_tokens(c)
+    cdef uint64_t tokens = <uint64_t>c.total - <uint64_t>c.tree.available + <uint64_t>c.extra
     cdef int64_t i
     for i in range(c.n_prebuilt):
         tokens += <uint64_t>(c.req[c.prebuilt[i]].alloc - c.req[c.prebuilt[i]].computed)

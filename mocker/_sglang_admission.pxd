@@ -16,16 +16,6 @@ cdef inline int64_t paged(SglangCore* c, int64_t tokens) noexcept nogil:
     return (tokens + c.page - 1) // c.page * c.page
 
 
-cdef inline int64_t extra_tokens(SglangCore* c) noexcept nogil:
-    """Tokens that running requests reserve beyond their slots; waiting ones hold whole pages."""
-    cdef int64_t i, n = 0
-    if c.page == 1:
-        return 0
-    for i in range(c.n_running):
-        n += c.req[c.running[i]].alloc - c.req[c.running[i]].computed
-    return n
-
-
 cdef int64_t lowest_score(SglangCore* c) noexcept nogil
 cdef bint first_by_score(SglangCore* c, double now) noexcept nogil
 cdef void order_waiting(SglangCore* c) noexcept nogil

@@ -409,6 +409,13 @@ cdef class SglangEngine:
                 node = t.nodes[node].parent
         if alive != c.alive or count != c.count:
             raise AssertionError(f"{alive} requests in slots, {c.alive} counted; {count} can move, {c.count} counted")
+        known = extra = rest = 0
+        for i in range(c.n_running):
+            r = &c.req[c.running[i]]
+            known, extra, rest = known + r.len, extra + r.alloc - r.computed, rest + r.limit - r.gen
+        if (known, extra, rest) != (c.known, c.extra, c.rest):
+            raise AssertionError(f"those who run know {known} tokens, {c.known} counted; {extra} reserved, {c.extra} "
+                                 f"counted; {rest} to generate, {c.rest} counted")
         if c.n_running + c.n_waiting + c.n_prebuilt != c.count:
             raise AssertionError(f"{c.n_running} run, {c.n_waiting} wait, {c.n_prebuilt} are prebuilt of {c.count}")
         nodes = 0

@@ -5,8 +5,8 @@ Answers to `scheduler/sglang/{core,prefill,decode}.rs`. A pass promotes activate
 admits prefill chunks within the budgets, decodes once for everybody who runs, and books what ended. The phases are in
 one file, since most passes do so little that calls between modules would show.
 
-Costs: O(running requests + segments of the admitted prompts); a retraction O(running requests); a token a few loads
-and stores, one that fills a page also the tree's operations.
+Costs: O(running requests + segments of the admitted prompts), of which most take a few loads and stores each
+(`calm_steps`); a retraction O(running requests); a token that fills a page also the tree's operations.
 """
 from libc.math cimport INFINITY, NAN, isnan
 from libc.string cimport memmove
@@ -18,16 +18,17 @@ from mocker._common cimport (
 from mocker._radix cimport tokens_give, tokens_take
 from mocker._sglang cimport SGL_RETRACTED, SGL_RUNNING, SglangCore, SglRequest
 from mocker._sglang_admission cimport (
-    clipped, extra_tokens, first_by_score, hopeless, lowest_score, note_admission, note_chunk, order_waiting, paged,
+    clipped, first_by_score, hopeless, lowest_score, note_admission, note_chunk, order_waiting, paged,
     reserved_output, take_chunk)
 from mocker._sglang_events cimport abandon, cache_pages, evict
 from mocker._sglang_requests cimport (
-    complete, give_up, indices, note, numbers, signal, waiting_at, waiting_pop, waiting_prepend)
+    complete, count_running, give_up, indices, note, numbers, signal, waiting_at, waiting_pop, waiting_prepend)
 from mocker._sglang_tokens cimport push_token
 from mocker._spec cimport sample_output_tokens
 from mocker._timing cimport timing_decode_ms, timing_prefill_ms
 
 cdef enum:
+    LOOKED = 64                    # admissions of a pass for which bounds may do
     LPM_SETTLE = 256               # passes that LPM may shuffle a stuck queue
     DRY_LIMIT = 1024               # passes without a token or an ending, apart from chunks, before somebody must go
 
@@ -44,6 +45,7 @@ cdef void promote_prebuilt(SglangCore* c, double now) noexcept nogil:
         c.req[slot].status = SGL_RUNNING
         c.running[c.n_running] = slot
         c.n_running += 1
+        count_running(c, &c.req[slot], 1)
         note_admission(c, &c.req[slot], 0, now)
     if i > 0:
         c.n_prebuilt -= i
@@ -53,18 +55,26 @@ cdef void promote_prebuilt(SglangCore* c, double now) noexcept nogil:
 cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
     """Prefill chunks for the head of the queue, as far as pool and budgets go; the admitted are left in `scratch`.
 
-    The whole chunk is charged, whatever of it is cached.
+    The whole chunk is charged, whatever of it is cached. The output that is reserved for those who run is a sum of
+    products; it is added up only where bounds of it do not tell whether the head fits.
     """
     cdef int64_t places = c.max_seqs - c.n_running, n = 0, extend, chunk, charged, output, old, reused = 0
     cdef int64_t input = c.max_prefill, budget = c.chunk, room
-    cdef double total
+    cdef double low, high, most, wanted
+    cdef double[LOOKED] taken
+    cdef int64_t i
     cdef int32_t slot
     cdef int terminal
     cdef SglRequest* r
     if places <= 0 or c.n_waiting == 0 or c.n_prebuilt > 0 or c.n_pending > 0:
         return 0
-    room = c.tree.available + c.tree.evictable - extra_tokens(c)
-    total = <double>(room if room > 0 else 0) - reserved_output(c)
+    room = c.tree.available + c.tree.evictable - c.extra
+    most = <double>c.rest * c.ratio            # reserved at most; all of it if nobody's rest is clipped
+    high = <double>(room if room > 0 else 0)   # of what is free for others, as `low`
+    low = high - most - 1e-9 * (high + most) - 1e-6
+    high = high + 1e-9 * (high + most) + 1e-6 - (most if c.longest <= c.clip else 0.0)
+    if not (most >= 0.0):
+        low = high = <double>(room if room > 0 else 0) - reserved_output(c)
     while n < places and c.n_waiting > 0:
         if c.admission.score.ask != NULL and not first_by_score(c, now):
             break
@@ -87,7 +97,15 @@ cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
                 chunk = extend
         charged = paged(c, chunk)
         output = 0 if chunk < extend else clipped(c, r)
-        if <double>charged + <double>output >= total or charged > input or charged > budget:
+        if charged > input or charged > budget:
+            break
+        wanted = <double>charged + <double>output
+        if low < high and ((low <= wanted and wanted < high) or n == LOOKED):
+            low = <double>(room if room > 0 else 0) - reserved_output(c)
+            for i in range(n):
+                low -= taken[i]
+            high = low
+        if wanted >= high:
             break
         old = r.alloc
         if not take_chunk(c, r, chunk, &reused):
@@ -96,7 +114,10 @@ cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
         waiting_pop(c)
         note_admission(c, r, reused, now)
         note_chunk(c, r, reused, chunk)
-        total -= <double>(r.alloc - old + output)
+        if low < high:
+            taken[n] = <double>(r.alloc - old + output)
+        low -= <double>(r.alloc - old + output)
+        high -= <double>(r.alloc - old + output)
         input -= charged
         budget -= charged
         c.bursts[n] = slot                     # slots of the batch, until they are spread below
@@ -114,6 +135,7 @@ cdef int64_t admit_waiting(SglangCore* c, double now) noexcept nogil:
             r.status = SGL_RUNNING
             c.running[c.n_running] = slot
             c.n_running += 1
+            count_running(c, r, 1)
     return n
 
 
@@ -131,30 +153,28 @@ cdef inline int64_t growth(SglangCore* c, SglRequest* r, int64_t burst) noexcept
     return paged(c, r.len + burst) - r.alloc
 
 
-cdef int64_t make_room(SglangCore* c, int64_t longest, int64_t* context) noexcept nogil:
+cdef int64_t make_room(SglangCore* c, int64_t longest) noexcept nogil:
     """Retract requests, those with the fewest tokens first, until everybody left can decode; one always is left.
 
-    The retracted go to the front of the queue in this order. Returns the tokens to reserve; `context` gets the known
-    tokens of those left.
+    The retracted go to the front of the queue in this order. Returns the tokens to reserve.
     """
-    cdef int64_t i, best, needed = 0, grow = 0, extra = 0, actual, logical, burst, retracted = 0, known = 0
+    cdef int64_t i, best, needed = 0, grow = 0, actual, logical, burst, retracted = 0, n = c.n_running
     cdef int32_t slot
     cdef SglRequest* r
-    for i in range(c.n_running):
+    if longest == 1 and not c.tree.told and n <= c.tree.available and (
+            n * c.page <= c.tree.available + c.tree.evictable - c.extra):
+        return n                               # even if each begins a page; what nobody takes goes back
+    for i in range(n):
         r = &c.req[c.running[i]]
-        known += r.len
-        extra += r.alloc - r.computed          # as `extra_tokens`
         if longest == 1 and r.len < r.calm:
             needed += 1
             continue
         burst = burst_limit(c, r, longest)
         needed += burst
         grow += growth(c, r, burst)
-    if c.page == 1:
-        extra = 0
     while True:
         actual = c.tree.available + c.tree.evictable
-        logical = actual - extra if actual > extra else 0
+        logical = actual - c.extra if actual > c.extra else 0
         if (actual >= needed and logical >= grow) or c.n_running <= 1:
             break
         best = 0 if c.victim.ask == NULL else lowest_score(c)
@@ -166,8 +186,7 @@ cdef int64_t make_room(SglangCore* c, int64_t longest, int64_t* context) noexcep
         burst = burst_limit(c, r, longest)
         needed -= burst
         grow -= growth(c, r, burst)
-        extra -= r.alloc - r.computed
-        known -= r.len
+        count_running(c, r, -1)
         c.n_running -= 1
         memmove(c.running + best, c.running + best + 1, (c.n_running - best) * sizeof(int32_t))
         abandon(c, r)
@@ -185,7 +204,6 @@ cdef int64_t make_room(SglangCore* c, int64_t longest, int64_t* context) noexcep
         c.preempted = True
     if c.tree.available < needed:
         evict(c, needed - c.tree.available)
-    context[0] = known
     return needed
 
 
@@ -223,37 +241,56 @@ cdef inline int64_t calm_until(SglangCore* c, SglRequest* r) noexcept nogil:
     return min(until, r.len + r.limit - r.gen - 1)
 
 
+cdef int64_t calm_steps(SglangCore* c, double at) noexcept nogil:
+    """The usual decode step for everybody who only takes that: inside its page, after its own last token.
+
+    The others are left in `bursts`; returns their number.
+    """
+    cdef int64_t i, n = 0
+    cdef int32_t* running = c.running
+    cdef SglRequest* req = c.req
+    cdef SglRequest* r
+    cdef int64_t* others = c.bursts
+    cdef double before = c.last_emit
+    for i in range(c.n_running):
+        r = &req[running[i]]
+        if r.len < r.calm and r.last_ms == before:
+            r.len += 1
+            r.gen += 1
+            r.computed += 1
+            r.last_ms = at
+        else:
+            others[n] = running[i]
+            n += 1
+    return n
+
+
 cdef double decode(SglangCore* c, double start) noexcept nogil:
     """Tokens for everybody who runs; returns when they are there."""
-    cdef int64_t i, k, needed, burst, longest = 1, context = 0, token, used = 0, together = 0, steps = 0, n
+    cdef int64_t i, k, needed, burst, longest = 1, reserved, made, token, used = 0, together = 0, steps = 0, n
     cdef int32_t slot
     cdef SglRequest* r
     cdef double at
     cdef bint gone = False, done, plain
     if c.nextn and c.worker_type != WORKER_PREFILL:
         longest = c.nextn + 1
-    needed = make_room(c, longest, &context)
+    needed = make_room(c, longest)
     n = c.n_running
     if c.tree.told and not indices(&c.scratch, &c.scratch_cap, needed + 1):
         c.error = ERR_MEMORY
         return start
     if not tokens_take(&c.tree, needed, c.scratch):
         return start                           # one request, and the pool is exhausted
-    at = start + timing_decode_ms(&c.timing, n, context if context < c.total else c.total, context // n)
+    at = start + timing_decode_ms(&c.timing, n, min(c.known, c.total), c.known // n)
     for i in range(n if longest > 1 else 0):
         c.bursts[i] = sample_output_tokens(&c.rng, c.accepted, c.nextn,
                                            c.req[c.running[i]].limit - c.req[c.running[i]].gen)
     plain = longest == 1 and c.rows != NULL and not (c.real_tokens or c.record or c.tree.told)
+    if plain:
+        steps, n = n, calm_steps(c, at)
+        steps -= n
     for i in range(n):
-        slot = c.running[i]
-        r = &c.req[slot]
-        if plain and r.len < r.calm and r.last_ms == c.last_emit:
-            r.len += 1                         # the usual decode step: inside its page, after its own last token
-            r.gen += 1
-            r.computed += 1
-            r.last_ms = at
-            steps += 1
-            continue
+        r = &c.req[c.bursts[i] if plain else c.running[i]]
         burst = c.bursts[i] if longest > 1 else burst_limit(c, r, longest)
         done = r.gen >= r.limit                # wants no token: the reference keeps it running for ever
         if done:
@@ -261,6 +298,7 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
             note(c, r.id)
         elif burst > 0:
             c.made_by += 1
+        reserved, made = r.alloc, r.gen
         for k in range(burst):
             if c.tree.told:
                 if not indices(&r.slots, &r.slots_cap, r.computed + 1):
@@ -288,11 +326,17 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
                 break
             if r.full > r.cached:
                 cache_pages(c, r, r.full)
+        c.known += r.gen - made
+        c.extra += r.alloc - reserved - (r.gen - made)
+        c.rest -= r.gen - made
         if done:
             r.done = True
             gone = True
         else:
             r.calm = calm_until(c, r)
+    c.known += steps
+    c.extra -= steps
+    c.rest -= steps
     c.made += steps
     c.made_by += steps
     used += steps
@@ -308,6 +352,7 @@ cdef double decode(SglangCore* c, double start) noexcept nogil:
         for i in range(n):
             slot = c.running[i]
             if c.req[slot].done:
+                count_running(c, &c.req[slot], -1)
                 complete(c, slot)
             else:
                 c.running[c.n_running] = slot

@@ -36,6 +36,13 @@ cdef void waiting_append(SglangCore* c, int32_t slot) noexcept nogil
 cdef void waiting_prepend(SglangCore* c, int32_t slot) noexcept nogil
 cdef void signal(SglangCore* c, int64_t id, int64_t token, int terminal, double handoff_ms) noexcept nogil
 cdef void note(SglangCore* c, int64_t what) noexcept nogil
+cdef inline void count_running(SglangCore* c, SglRequest* r, int64_t sign) noexcept nogil:
+    """A request joins (1) or leaves (-1) those that run, to their sums."""
+    c.known += sign * r.len
+    c.extra += sign * (r.alloc - r.computed)
+    c.rest += sign * (r.limit - r.gen)
+
+
 cdef void complete(SglangCore* c, int32_t slot) noexcept nogil
 cdef void give_up(SglangCore* c, int32_t slot, int terminal) noexcept nogil
 cdef void request_drop(SglangCore* c, int32_t slot) noexcept nogil

@@ -180,6 +180,7 @@ cdef void request_drop(SglangCore* c, int32_t slot) noexcept nogil:
     else:
         if r.status == SGL_RUNNING:
             c.n_running = list_remove(c.running, c.n_running, slot)
+            count_running(c, r, -1)
         elif r.status == SGL_PREBUILT:
             c.n_prebuilt = list_remove(c.prebuilt, c.n_prebuilt, slot)
         else:
