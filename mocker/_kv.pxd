@@ -125,10 +125,6 @@ cdef void evict(Pool* p, int64_t count) noexcept nogil
 cdef bint evict_from(Pool* p, int32_t run, int64_t n) noexcept nogil
 cdef void run_gone(Pool* p, int32_t run) noexcept nogil
 cdef void run_split(Pool* p, int32_t run, int32_t at) noexcept nogil
-cdef Event* event_new(Pool* p, bint stored) noexcept nogil
-cdef void event_piece(Pool* p, uint64_t key, uint64_t local, int32_t start, int32_t count,
-                      uint32_t* tokens) noexcept nogil
-cdef void log_removed(Pool* p) noexcept nogil
 cdef int32_t run_new(Pool* p, uint64_t key, int32_t start, int32_t end, int32_t ref) noexcept nogil
 cdef void table_insert(Pool* p, uint64_t key, int32_t run) noexcept nogil
 cdef void queue_append(Pool* p, int32_t run) noexcept nogil
@@ -138,7 +134,6 @@ cdef void hold(Pool* p, Path* path, Spot* spot, int32_t hits, int32_t pin) noexc
 cdef void unhold(Pool* p, Path* path, int32_t begin, int32_t count) noexcept nogil
 cdef void make_resident(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
 cdef int32_t catalog_note(Pool* p, Path* path, int32_t i) noexcept nogil
-cdef void log_stored(Pool* p, Path* path, int32_t begin, int32_t end) noexcept nogil
 
 
 cdef inline int32_t element_at(Path* path, int32_t block) noexcept nogil:

@@ -6,8 +6,9 @@ Answers to `reserve_destination`, `activate_destination` and `register_swapped_i
 """
 from mocker._common cimport ERR_MEMORY, NIL, grown, int32_t, int64_t
 from mocker._kv cimport (
-    Path, Pool, Spot, catalog_note, element_at, element_begin, evict, hold, log_removed, log_stored, make_resident,
-    pool_find, pool_release, queue_append, resident_from, retick, run_new, table_insert, unhold)
+    Path, Pool, Spot, catalog_note, element_at, element_begin, evict, hold, make_resident, pool_find, pool_release,
+    queue_append, resident_from, retick, run_new, table_insert, unhold)
+from mocker._kv_events cimport log_removed, log_stored
 
 
 cdef int32_t pool_pin(Pool* p, Path* path, int32_t full, int32_t partial) noexcept nogil:

@@ -9,7 +9,8 @@ from libc.string cimport memset
 
 from mocker._common cimport ERR_MEMORY, NIL, ST_PARKED, ST_WAITING, grown, int32_t, int64_t
 from mocker._core cimport Core, Request
-from mocker._kv cimport Path, Pool, event_new, event_piece, evict, log_removed, pool_reserve
+from mocker._kv cimport Path, Pool, evict, pool_reserve
+from mocker._kv_events cimport event_new, event_piece, log_removed
 from mocker._kv_kept cimport pool_forgo, pool_pin_prefix, pool_promoted, pool_touch_prefix
 from mocker._offload_blocks cimport Block, Origin, catalog_find, set_has
 from mocker._offload cimport (
