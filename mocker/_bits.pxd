@@ -8,18 +8,12 @@ cdef extern from *:
     #define MOCKER_BITS
     #if defined(_MSC_VER)
     #include <intrin.h>
-    static __inline int mocker_low_zeros(uint64_t x) {
-        unsigned long i;
-        _BitScanForward64(&i, x);
-        return (int)i;
-    }
     static __inline int mocker_high_zeros(uint64_t x) {
         unsigned long i;
         _BitScanReverse64(&i, x);
         return 63 - (int)i;
     }
     #else
-    #define mocker_low_zeros(x) __builtin_ctzll(x)
     #define mocker_high_zeros(x) __builtin_clzll(x)
     #endif
     #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -29,6 +23,5 @@ cdef extern from *:
     #endif
     #endif
     """
-    int low_zero_bits "mocker_low_zeros"(uint64_t x) noexcept nogil        # below the lowest that is set; x is not 0
-    int high_zero_bits "mocker_high_zeros"(uint64_t x) noexcept nogil      # above the highest
+    int high_zero_bits "mocker_high_zeros"(uint64_t x) noexcept nogil      # above the highest that is set; x is not 0
     uint64_t little_endian "mocker_little"(uint64_t x) noexcept nogil      # the word whose lowest byte lies first

@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 CELL_FIELDS: tuple[str, ...]
 PASS_FIELDS: tuple[str, ...]
 
+def find_passes(start: NDArray[np.float64], end: NDArray[np.float64], bounds: NDArray[np.int64],
+                worker: NDArray[np.int64], at: NDArray[np.float64], starts: bool) -> NDArray[np.int64]: ...
 def count_requests(out: NDArray[np.float64], width: float, first: NDArray[np.int64], last: NDArray[np.int64],
                    arrival: NDArray[np.float64], admitted: NDArray[np.float64], ended: NDArray[np.float64],
                    completed: NDArray[np.bool_], prompt: NDArray[Any], reused: NDArray[Any]) -> None: ...

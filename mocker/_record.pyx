@@ -401,6 +401,57 @@ cdef class Recorder:
         return {"worker": worker, **dict(zip(PASS_FIELDS, values, strict=True))}
 
 
+def find_passes(const double[:] start, const double[:] end, const int64_t[::1] bounds, const int64_t[:] worker,
+                const double[:] at, bint starts):
+    """Entries of a pass log that times of workers fall into.
+
+    Parameters
+    ----------
+    start, end : array of float64, shape (k,)
+        The entries, by worker and time, ms.
+    bounds : array of int64, shape (workers + 1,)
+        Where those of each worker begin.
+    worker : array of int64, shape (n,)
+        -1: none.
+    at : array of float64, shape (n,)
+        Times, ms; NaN: never. In order they are found fastest.
+    starts : bool
+        An entry that begins at a time counts, rather than one that ends then.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        -1 where there is none.
+    """
+    cdef int64_t i, w, low, high, middle, n = at.shape[0]
+    found = np.full(n, -1, np.int64)
+    cdef int64_t[::1] out = found
+    cdef int64_t[::1] place = np.array(bounds)   # of each worker, behind the newest that began in time
+    with nogil:
+        for i in range(n):
+            w = worker[i]
+            if w < 0 or at[i] != at[i]:
+                continue
+            low = place[w]
+            if not ((low == bounds[w] or begun(start[low - 1], at[i], starts))
+                    and (low == bounds[w + 1] or not begun(start[low], at[i], starts))):
+                low, high = bounds[w], bounds[w + 1]
+                while low < high:
+                    middle = (low + high) // 2
+                    if begun(start[middle], at[i], starts):
+                        low = middle + 1
+                    else:
+                        high = middle
+                place[w] = low
+            if low > bounds[w] and at[i] <= end[low - 1] + 1e-9:
+                out[i] = low - 1
+    return found
+
+
+cdef inline bint begun(double start, double at, bint starts) noexcept nogil:
+    return start <= at if starts else start < at
+
+
 def count_requests(double[:, :, ::1] out, double width, const int64_t[::1] first, const int64_t[::1] last,
                    const double[:] arrival, const double[:] admitted, const double[:] ended, completed,
                    prompt, reused):

@@ -5,6 +5,7 @@ The shortest decimal that reads back as the same double is found with one exact 
 one or two products of 128 bits (R. Giulietti, "The Schubfach way to render doubles", 2020). Cost: some ten nanoseconds
 a number, four an integer; the tables that it needs (52 KB) are made at import.
 """
+from libc.math cimport rint
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
@@ -17,7 +18,7 @@ import os
 
 import numpy as np
 
-from mocker._bits cimport high_zero_bits, little_endian, low_zero_bits
+from mocker._bits cimport high_zero_bits, little_endian
 from mocker._wide cimport multiply
 
 cdef enum:
@@ -29,11 +30,14 @@ cdef enum:
     BUFFER_BYTES = 1 << 18         # of text, which stay in the processor's cache until they are written
     ALIGNMENT = 1 << 16
     ASIDE_BYTES = 1 << 23          # that are set aside at most
+    SEEN = 512                     # values that are found again at once
     REAL = 0                       # kinds of columns
     WHOLE = 1
     SHORT = 2                      # 32-bit whole numbers
     HEX = 3                        # twelve hexadecimal digits of a whole number
     TEXT = 4
+    ROUNDED = 5                    # reals as whole numbers
+    SCALED = 6                     # reals times a factor, with three decimals
 
 cdef extern from *:
     """
@@ -49,6 +53,7 @@ cdef extern from *:
     """
     int64_t set_aside "mocker_set_aside"(int fd, int64_t start, int64_t n)     # where it ends; -1: not possible
 
+cdef double LARGEST = 2.0**51
 cdef uint64_t ZEROS = 0x3030303030303030       # "00000000"
 
 cdef struct Power:
@@ -143,22 +148,27 @@ cdef inline void put_word(char* out, uint64_t word) noexcept nogil:
 
 
 cdef inline char* put_whole(char* out, uint64_t value) noexcept nogil:
-    """Write a whole number; returns the place behind it. Up to 7 bytes behind that are written to."""
-    cdef char[24] digits
-    cdef int n = 24
-    cdef uint64_t word
-    cdef int zeros
+    """Write a whole number; returns the place behind it. Up to 7 bytes behind that are written to.
+
+    The number of digits comes from the number and not from its text: what follows need not wait for the text.
+    """
+    cdef int n
+    if value < 10000:
+        n = 1 + (value > 9) + (value > 99) + (value > 999)
+        put_word(out, FOUR[value] >> (32 - 8 * n))
+        return out + n
     if value < 100_000_000:
-        word = eight(value)
-        zeros = low_zero_bits((word ^ ZEROS) | <uint64_t>1 << 56) & 56    # of leading digits; the last one stays
-        put_word(out, word >> zeros)
-        return out + 8 - (zeros >> 3)
-    while value:
-        n -= 1
-        digits[n] = <char>(48 + value % 10)
-        value //= 10
-    memcpy(out, &digits[n], 24 - n)
-    return out + 24 - n
+        n = 5 + (value > 99_999) + (value > 999_999) + (value > 9_999_999)
+        put_word(out, eight(value) >> (64 - 8 * n))
+        return out + n
+    return put_long(out, value)
+
+
+cdef char* put_long(char* out, uint64_t value) noexcept nogil:
+    cdef uint64_t front = value // 100_000_000
+    out = put_whole(out, front)
+    put_word(out, eight(value - 100_000_000 * front))
+    return out + 8
 
 
 cdef char* put_digits(char* out, const char* digits, int64_t n, int64_t point) noexcept nogil:
@@ -258,6 +268,32 @@ cdef inline char* put_real(char* out, double value) noexcept nogil:
     return put_rare(out, bits & ((<uint64_t>1 << 52) - 1), <int64_t>(bits >> 52 & 2047))
 
 
+cdef inline double nearest(double value) noexcept nogil:
+    """The nearest whole number, of two the even one, of a value below 2**51."""
+    return value + 6755399441055744.0 - 6755399441055744.0
+
+
+cdef inline char* put_signed(char* out, int64_t value) noexcept nogil:
+    if value < 0:
+        out[0] = b"-"
+        out += 1
+    return put_whole(out, <uint64_t>value if value >= 0 else <uint64_t>(-(value + 1)) + 1)
+
+
+cdef inline char* put_thousandths(char* out, double value) noexcept nogil:
+    """Write value / 1000 of a whole number as `repr` does."""
+    cdef uint64_t whole, rest
+    if not 0.0 < value < 1e15:                 # above, not all decimals are those of a double
+        return put_real(out, value / 1000.0)
+    whole = <uint64_t><int64_t>value
+    rest = whole % 1000
+    out = put_whole(out, whole // 1000)
+    put_word(out, FOUR[rest] - 2)              # a point for the 0 in front
+    if rest % 10:
+        return out + 4
+    return out + (3 if rest % 100 else 2)
+
+
 cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
     """Write the last twelve hexadecimal digits of a number; returns the place behind them."""
     cdef int i
@@ -270,6 +306,7 @@ cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
 cdef struct Column:
     int kind
     bint gaps                      # -1 is a missing value, of whole numbers
+    double factor                  # of scaled reals
     const char* before             # what stands before the value; 32 bytes can be read at any place of it
     int64_t length
     const double* real
@@ -333,6 +370,8 @@ cdef class Rows:
                     texts = how
                 elif how == "hex":
                     c.kind = HEX
+                elif values.dtype.kind == "f":
+                    c.kind, c.factor = (ROUNDED, 1.0) if how == "whole" else (SCALED, how)
                 else:
                     c.gaps = how
             elif isinstance(values, list):
@@ -350,7 +389,6 @@ cdef class Rows:
                     raise ValueError(f"a number of a text is not below {len(texts)}")
                 c.short = &short[0] if self.rows else NULL
             elif values.dtype.kind == "f":
-                c.kind = REAL
                 real = values = np.ascontiguousarray(values, np.float64)
                 c.real = &real[0] if self.rows else NULL
             elif values.dtype == np.int32 and c.kind != HEX:
@@ -417,13 +455,20 @@ cdef class Rows:
                 elif c.kind == HEX:
                     out = put_hex(out, <uint64_t>c.whole[row])
                     continue
+                elif c.kind == ROUNDED:
+                    x = c.real[row]
+                    if -LARGEST < x < LARGEST:
+                        out = put_signed(out, <int64_t>nearest(x))
+                        continue
+                elif c.kind == SCALED:
+                    x = c.real[row] * c.factor * 1000.0
+                    if x - x == 0.0:
+                        out = put_thousandths(out, nearest(x) if -LARGEST < x < LARGEST else rint(x))
+                        continue
                 else:
                     w = c.short[row] if c.kind == SHORT else c.whole[row]
                     if not (c.gaps and w == -1):
-                        if w < 0:
-                            out[0] = b"-"
-                            out += 1
-                        out = put_whole(out, <uint64_t>w if w >= 0 else <uint64_t>(-(w + 1)) + 1)
+                        out = put_signed(out, w)
                         continue
                 out = put_piece(out, self.gap, self.gap_length)
             out = put_piece(out, self.last, self.last_length)
@@ -445,13 +490,15 @@ cdef class Writer:
         Is given the text part by part, in memoryviews that are only good until it returns.
     fd : int
         The file that it goes to, from its beginning, if that is known: where the system can, room in it is set aside
-        ahead of the text, which halves the cost of the rest. `close` gives back what is left.
+        ahead of the text, which halves the cost of writing it. `close` gives back what is left, which takes as long
+        as writing a megabyte: so only what is as good as certain to come is set aside.
     """
 
     cdef object into
     cdef char* buffer
     cdef int64_t size, used        # of the buffer
     cdef int64_t written, aside    # bytes of the file: with text, and set aside; -1: not possible
+    cdef int64_t ahead             # bytes that are still to be written, as far as anybody knows
     cdef int fd
 
     def __cinit__(self, write, int fd=-1):
@@ -485,8 +532,8 @@ cdef class Writer:
         return 0
 
     cdef int give(self, int64_t n) except -1:
-        if self.fd >= 0 and 0 <= self.aside < self.written + n and self.written:
-            self.aside = set_aside(self.fd, self.written, n + min(self.written, <int64_t>ASIDE_BYTES))
+        if self.fd >= 0 and 0 <= self.aside < self.written + n and n >= BUFFER_BYTES:
+            self.aside = set_aside(self.fd, self.written, max(n, min(self.ahead, <int64_t>ASIDE_BYTES)))
         self.into(PyMemoryView_FromMemory(self.buffer, n, PyBUF_READ))
         self.written += n
         self.used -= n
@@ -501,7 +548,7 @@ cdef class Writer:
     def close(self):
         """Write everything and end the file behind it."""
         self.flush()
-        if self.aside > 0:
+        if self.aside > self.written:
             os.ftruncate(self.fd, self.written)
 
 
@@ -513,9 +560,11 @@ def lines(list pieces, list columns, bytes missing, Writer out=None):
     pieces : list of bytes, k + 1
         What stands before each value of a row and after its last.
     columns : list, k
-        Of each column, all of one length: an array of float64; of int64 or int32; a pair of such and True: -1 in it
-        is a missing value; a pair of such and "hex": the last twelve hexadecimal digits; a list of bytes, which are
-        written as they are; or a pair of the numbers of texts and a list of these.
+        Of each column, all of one length: an array of float64; a pair of such and "whole": the nearest whole number
+        (one that is not below 2**51 is missing), or and a factor: that many times the value, with three decimals; an
+        array of int64 or int32; a pair of such and True: -1 in it is a missing value, or and "hex": the last twelve
+        hexadecimal digits; a list of bytes, which are written as they are; or a pair of the numbers of texts and a
+        list of these.
     missing : bytes
         The text of a missing value: NaN, an infinity, -1 as above.
     out : Writer, optional
@@ -529,19 +578,29 @@ def lines(list pieces, list columns, bytes missing, Writer out=None):
     cdef Rows rows = Rows(pieces, columns, missing)
     cdef list parts = []
     cdef Writer to = Writer(lambda part: parts.append(bytes(part))) if out is None else out
+    cdef int64_t before = to.written + to.used
     while True:
         with nogil:
             to.used += rows.fill(to.buffer + to.used, to.size - to.used)
         if rows.row == rows.rows:
             break
+        if rows.row:                           # seven of eight bytes that the others will take
+            to.ahead = to.used + (to.written + to.used - before) // rows.row * (rows.rows - rows.row) * 7 // 8
         to.make_room()
+    to.ahead = 0
     if out is None:
         to.flush()
     return b"".join(parts)
 
 
-def encoded(list values, encode):
+def encoded(values, encode):
     """Values as a column of texts for `lines`: `encode` of each, called once for a string, an int or None.
+
+    Parameters
+    ----------
+    values : list or array of int64
+    encode : callable
+        The text of a value as bytes.
 
     Returns
     -------
@@ -552,10 +611,28 @@ def encoded(list values, encode):
     cdef list texts = []
     cdef object value, number, last = None
     cdef int32_t[::1] out
+    cdef const int64_t[::1] whole
+    cdef int64_t[SEEN] seen
+    cdef int32_t[SEEN] numbers                 # of the values seen, by their last bits
     cdef Py_ssize_t i
     cdef int32_t current = -1
+    cdef int64_t slot
     found = np.empty(len(values), np.int32)
     out = found
+    if not isinstance(values, list):
+        whole = values
+        memset(numbers, 255, sizeof(numbers))
+        for i in range(whole.shape[0]):
+            slot = (whole[i] ^ whole[i] >> 31) & (SEEN - 1)
+            if numbers[slot] < 0 or seen[slot] != whole[i]:
+                value = whole[i]
+                number = known.get(value)
+                if number is None:
+                    known[value] = number = len(texts)
+                    texts.append(encode(value))
+                seen[slot], numbers[slot] = whole[i], number
+            out[i] = numbers[slot]
+        return found, texts
     for i in range(len(values)):
         value = values[i]
         if value is not last or current < 0:

@@ -12,6 +12,7 @@ import json
 import math
 import numbers
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -199,21 +200,41 @@ def write_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     BinaryIO
         The open file.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
+    target = os.fspath(path)
+    if os.path.islink(target) or not os.path.basename(target):
+        target = os.path.realpath(target)
+    if _is_device(target):
         # Not `target`: the kernel's links of open files (/dev/stdout) have no real path that could be opened.
         with open(path, "wb") as file:
             yield file
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.tmp")
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(4).hex()}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with _created(temporary) as file:
             yield file
         os.replace(temporary, target)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
+
+
+def _created(path: str) -> BinaryIO:
+    try:
+        return open(path, "xb")
+    except FileNotFoundError:                  # rarely: looking first would take longer
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "xb")
+
+
+def _is_device(path: str) -> bool:
+    """Whether there is something that is neither a regular file nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 @contextlib.contextmanager

@@ -38,11 +38,25 @@ def test_numbers_are_those_of_repr(values):
 
 
 def test_whole_numbers_and_missing_ones():
-    values = np.array([0, -1, 7, -9, 10, 100, 12345, 2**63 - 1, -2**63])
+    tens = [10**k + d for k in range(1, 19) for d in (-1, 0, 1)]
+    values = np.array([0, -1, 7, -9, 10, 100, 12345, 2**63 - 1, -2**63, *tens, *(-x for x in tens)])
     assert column_text(values) == [str(x) for x in values.tolist()]
     assert column_text((values, True))[:3] == ["0", "?", "7"]
     assert column_text(np.array([3, -1], np.int32)) == ["3", "-1"]
     assert column_text(np.array([0.5, np.nan, 3.0], np.float32)) == ["0.5", "?", "3.0"]
+
+
+def test_rounded_and_scaled_numbers():
+    """As NumPy rounds them, half to even, and `repr` writes them; no zero has a sign."""
+    rng = np.random.default_rng(2)
+    reals = np.concatenate([rng.integers(-10**6, 10**6, 5000) / 2,
+                            rng.random(5000) * 10.0 ** rng.integers(-5, 12, 5000),
+                            rng.integers(0, 10**7, 5000) / 1000, [0.0, -0.0, -0.0004, 0.0005, 1e12, 1e15, 2.0**50]])
+    assert column_text((reals, "whole")) == [str(int(x)) for x in np.rint(reals).tolist()]
+    assert column_text((np.array([np.nan, np.inf, 2.0**51, 7.5]), "whole")) == ["?", "?", "?", "8"]
+    for factor in (1.0, 500.0, 1000.0):
+        assert column_text((reals, factor)) == [repr(x + 0.0) for x in np.round(reals * factor, 3).tolist()]
+    assert column_text((np.array([np.nan, -np.inf, 2.5]), 1.0)) == ["?", "?", "2.5"]
 
 
 def test_long_texts_and_many_columns():
@@ -56,6 +70,9 @@ def test_numbers_of_texts_and_hexadecimal():
     codes, texts = encoded(["b", None, "b", 7, None, 7.5], lambda value: str(value).encode())
     assert codes.tolist() == [0, 1, 0, 2, 1, 3]
     assert texts == [b"b", b"None", b"7", b"7.5"]
+    values = np.random.default_rng(5).integers(-2**40, 2**40, 3000)[np.random.default_rng(6).integers(0, 3000, 9000)]
+    numbers, words = encoded(values, lambda value: b"%d" % value)
+    assert len(words) == len(set(words)) and [words[i] for i in numbers] == [b"%d" % value for value in values]
     numbers = np.array([0, 1, 255, 4096, 2**47 + 5, 2**48 - 1])
     out = lines([b"", b" ", b"\n"], [(codes, texts), (numbers, "hex")], b"").decode().splitlines()
     assert out == [f"{texts[c].decode()} {n:012x}" for c, n in zip(codes, numbers.tolist(), strict=True)]
@@ -88,7 +105,10 @@ def test_long_files_end_with_their_text(tmp_path):
     text = (tmp_path / "long.txt").read_bytes()
     assert text == 5 * lines([b"number ", b" of them\n"], [values], b"") and len(text) > 2**24
     assert gzip.decompress((tmp_path / "long.txt.gz").read_bytes()) == text
-    assert (tmp_path / "long.txt").stat().st_blocks * 512 < len(text) + 2**20
+    assert (tmp_path / "long.txt").stat().st_blocks * 512 < len(text) + 2**17
+    with open_text(tmp_path / "short.txt") as out:             # of which more was to be expected
+        lines([b"", b"\n"], [[b"x" * 200_000] * 5 + [b"y"] * 1000], b"", out)
+    assert (tmp_path / "short.txt").stat().st_blocks * 512 < 1_002_005 + 2**17
 
 
 @pytest.mark.parametrize(("pieces", "columns", "error"), [

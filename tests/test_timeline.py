@@ -4,6 +4,7 @@ import pytest
 
 import mocker
 from mocker import timeline
+from mocker._record import find_passes
 from mocker.timeline import SERIES, Recording
 
 
@@ -145,3 +146,22 @@ def test_workers_by_pool():
     assert timeline.worker_numbers(np.array([1, 0, -1], np.int32), pools, "prefill").tolist() == [3, 1, -1]
     assert timeline.worker_numbers(np.array([1]), ["aggregated"] * 2, "decode").tolist() == [1]
     assert timeline.worker_numbers(np.array([-1, -1]), ["aggregated"], "decode").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_entries_of_times(starts):
+    """In any order, with ties, outside and between entries."""
+    rng = np.random.default_rng(4)
+    sizes = np.array([0, 40, 1, 300])
+    start = np.concatenate([np.sort(rng.integers(0, 500, n)).astype(float) for n in sizes])
+    end = start + rng.integers(0, 3, len(start))
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    worker, at = rng.integers(-1, 4, 5000), rng.integers(-2, 520, 5000) / 1.0
+    at[:2500].sort()
+    at[::97] = np.nan
+    expected = []
+    for w, time in zip(worker.tolist(), at.tolist(), strict=True):
+        begun = [i for i in range(bounds[w], bounds[w + 1]) if (start[i] <= time if starts else start[i] < time)
+                 ] if w >= 0 else []
+        expected.append(begun[-1] if begun and time <= end[begun[-1]] else -1)
+    assert find_passes(start, end, bounds, worker, at, starts).tolist() == expected
