@@ -79,6 +79,7 @@ cdef class Cluster(Foresight):
     cdef bint completions(self) noexcept nogil
     cdef bint apart(self) noexcept nogil
     cdef bint ahead(self, int64_t worker, int64_t* done) noexcept nogil
+    cdef bint unforeseeable(self) noexcept nogil
     cdef bint events_until(self, int64_t passes) noexcept nogil
     cdef bint tick_below(self) noexcept nogil
     cdef bint settle(self, int64_t* done) noexcept nogil

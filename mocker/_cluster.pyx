@@ -313,7 +313,7 @@ cdef class Cluster(Foresight):
         """The event loop; whoever looks when it comes back sees every worker in the pass that runs now."""
         cdef int64_t worker
         cdef bint ok
-        self.foresees = (self.kind == KIND_SGLANG and self.workers > 1 and self.limit_active > 0 and self.route == NULL
+        self.foresees = (self.kind == KIND_SGLANG and self.unforeseeable()
                          and self.fast & FAST_AHEAD and self.fast & FAST_CLOCK and self.horizon == INFINITY
                          and self.timeline == NULL and self.planner is None and not self.impatient
                          and self.cancels.used == 0)
@@ -322,6 +322,10 @@ cdef class Cluster(Foresight):
             if self.views[worker].foreseen > 0:
                 self.meet(worker, INFINITY if self.finished else self.now, True)
         return ok
+
+    cdef bint unforeseeable(self) noexcept nogil:
+        """Whether workers concern each other, so that none can run ahead, but only by requests that come to them."""
+        return self.workers > 1 and self.limit_active > 0 and self.route == NULL and self.apart_gaps != NULL
 
     cdef bint events_until(self, int64_t passes) noexcept nogil:
         cdef double at

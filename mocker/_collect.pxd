@@ -23,6 +23,7 @@ cdef struct Gaps:                  # inter-token gaps as (value, weight), in the
     int error                      # ErrorCode
     int64_t room                   # entries until the next look at capacity and summary
     int64_t fold_at                # `used` at which entries go into the summary
+    int64_t share                  # logs that share the memory of a long one; 0: unless folded, it gets what it needs
     int64_t most                   # entries to keep, beyond which fine bins stand for them; 0: all
     LogSummary* summary            # NULL: nothing folded in yet
 

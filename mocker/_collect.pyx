@@ -69,12 +69,12 @@ cdef bint gaps_room(Gaps* g) noexcept nogil:
         gaps_fold(g)
     if g.used >= g.cap:
         need = g.used + 1
-        if g.cap >= LONG and g.fold_at < INT64_MAX:
-            need = max(need, RESERVE)
+        if g.cap >= LONG and (g.fold_at < INT64_MAX or g.share > 0):
+            need = max(need, RESERVE // max(g.share, 1))
         if not grown_both(<void**>&g.values, sizeof(double), <void**>&g.weights, sizeof(int64_t), &g.cap, need):
             g.error = ERR_MEMORY
             return False
-        if g.cap >= RESERVE:
+        if g.cap >= RESERVE // max(g.share, 1):
             large_pages(g.values, g.cap * sizeof(double))
             large_pages(g.weights, g.cap * sizeof(int64_t))
     g.room = min(g.cap, g.fold_at)

@@ -7,6 +7,8 @@ cdef class DisaggCluster(Handoffs):
     cdef bint pass_ended(self, int64_t worker) noexcept nogil
     cdef bint wake(self, int64_t worker) noexcept nogil
     cdef bint go_on(self, int64_t* done) noexcept nogil
+    cdef bint plan(self) noexcept nogil
+    cdef void coincide(self) noexcept nogil
     cdef bint awaited(self, int64_t worker) noexcept nogil
     cdef bint ahead_until(self, int64_t worker, double until, int64_t* done) noexcept nogil
     cdef bint passes(self, int role, int64_t* done, bint* changed) noexcept nogil

@@ -2,16 +2,20 @@
 """Disaggregated prefill and decode: two pools of workers on one clock.
 
 Answers to `replay/offline/disagg.rs`. At one timestamp passes end first, then transfers, then requests arrive, then
-hand-offs take their steps in order (`_handoff_steps`), then prefill workers and decode workers start passes.
+hand-offs take their steps in order (`_handoff_steps`), then prefill workers and decode workers start passes. Decode
+workers go on alone until somebody may come (`go_on`), SGLang's until somebody does (`plan`, `_foresight`).
 
 Decode workers are the `Cluster`'s workers 0 to D - 1, prefill workers come after them. Costs: O(workers) a timestamp
 and O(log n) an event.
 """
+from libc.math cimport INFINITY
+
 from mocker._common cimport END_COMPLETED, NIL, int64_t
 from mocker._core cimport Core
 from mocker._handoff cimport handoff_due, handoff_yield
-from mocker._handoff_steps cimport ACTIVATE_DESTINATION, DECODE_ROUTED, SOURCE_ALIVE, SOURCE_HELD, Handoffs, event_of
-from mocker._heap cimport heap_pop
+from mocker._handoff_steps cimport (
+    ACTIVATE_DESTINATION, DECODE_ROUTED, RANK_SHIFT, SOURCE_ALIVE, SOURCE_HELD, Handoffs, event_of)
+from mocker._heap cimport heap_earlier, heap_pop, order_of
 from mocker._offload_pass cimport tiers_begin
 from mocker._router cimport router_completed, router_prefill_completed
 from mocker._sglang cimport SglangCore
@@ -151,6 +155,8 @@ cdef class DisaggCluster(Handoffs):
         cdef double until = 0.0
         if not self.fast & FAST_AHEAD or self.offload is not None:
             return True
+        if self.foresees:
+            return self.plan()
         if self.limit_active == 0 and self.lag > 0.0 and self.queued() == 0:
             until = min(min(min(self.next_ready(), self.next_cancel()), self.horizon), self.now + self.lag)
             for i in range(self.events.used):
@@ -169,6 +175,63 @@ cdef class DisaggCluster(Handoffs):
                     return False
                 self.begun[worker] = 0
         return True
+
+    cdef bint unforeseeable(self) noexcept nogil:
+        return self.offload is None and (self.apart_gaps != NULL or self.teams[ROLE_DECODE].used == 1)
+
+    cdef bint plan(self) noexcept nogil:
+        """`go_on` with engines whose plain passes are foreseen, whatever comes meanwhile.
+
+        Not while a router keeps requests, or an idle worker tries again whenever anything happens.
+        """
+        cdef Team* t = &self.teams[ROLE_DECODE]
+        cdef int64_t i, worker
+        cdef View* v
+        cdef bint open = self.queued() == 0
+        for worker in range(self.workers):
+            open = open and (self.busy[worker] or self.views[worker].count == 0 or self.tries[worker] == WAITS)
+        for i in range(0 if open else t.used):
+            if self.views[t.members[i]].foreseen > 0:
+                self.meet(t.members[i], self.now, False)
+        for i in range(t.used):
+            worker = t.members[i]
+            if not self.begun[worker]:
+                continue
+            v = &self.views[worker]
+            v.rank, v.passed, self.begun[worker] = self.begun[worker], 0, 0
+            if open and v.ended_used == 0 and not self.awaited(worker):
+                self.foresee(worker)
+            if not self.expect_at(v.end_ms, v.last_start, FIRST_RANK if v.foreseen > 0 else v.rank, worker):
+                return False
+        return True
+
+    cdef void coincide(self) noexcept nogil:
+        """Passes that were foreseen to begin now, when something happens, begin as any other does."""
+        cdef Team* t = &self.teams[ROLE_DECODE]
+        cdef int64_t i, worker
+        cdef View* v
+        cdef double* ends
+        for i in range(t.used):
+            worker = t.members[i]
+            v = &self.views[worker]
+            if v.foreseen == 0:
+                continue
+            ends = (<SglangCore*>self.cores[worker]).ends
+            while ends[v.passed] < self.now:
+                v.passed += 1
+            if ends[v.passed] == self.now and v.passed < v.foreseen:
+                self.meet(worker, self.now, False)
+
+    cdef void meet(self, int64_t worker, double at, bint begun) noexcept nogil:
+        """Of the passes foreseen those happen that have begun, see `coincide`; the last of them is under way."""
+        cdef View* v = &self.views[worker]
+        cdef int64_t i, m = v.foreseen if at == INFINITY else v.passed
+        self.cut(worker, m)
+        for i in range(self.events.used):
+            if event_of(self.events.items[i]) == worker:
+                heap_earlier(&self.events, i, v.end_ms, order_of(v.last_start),
+                             (FIRST_RANK if m > 0 else v.rank) << RANK_SHIFT | worker)
+                break
 
     cdef bint awaited(self, int64_t worker) noexcept nogil:
         """Whether the end of a decode worker's pass may bring a hand-off further, or leave those who wait alone."""
@@ -263,6 +326,8 @@ cdef class DisaggCluster(Handoffs):
         cdef int64_t worker, before
         if self.ranked_at != self.now:
             self.ranked_at, self.sequence = self.now, 0
+        if self.foresees:
+            self.coincide()
         while changed and not self.failed:
             changed = self.offload is not None and self.tick_below()
             if self.failed:
@@ -271,6 +336,8 @@ cdef class DisaggCluster(Handoffs):
                     and event_of(self.events.items[0]) < READY):
                 worker = event_of(heap_pop(&self.events))
                 self.busy[worker] = 0
+                if self.views[worker].foreseen > 0:
+                    self.fulfil(worker)
                 changed = True
                 if not self.wake(worker) or not self.pass_ended(worker):
                     return False

@@ -10,4 +10,5 @@ cdef class Foresight(Lanes):
 
     cdef void foresee(self, int64_t worker) noexcept nogil
     cdef void fulfil(self, int64_t worker) noexcept nogil
+    cdef void cut(self, int64_t worker, int64_t m) noexcept nogil
     cdef void meet(self, int64_t worker, double at, bint begun) noexcept nogil

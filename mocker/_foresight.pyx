@@ -1,11 +1,11 @@
 # cython: language_level=3
 """Passes that are known before they happen: where nobody can say when a worker's next request comes.
 
-In a closed loop a request comes when another has ended, maybe on another worker. So a worker that only decodes does not
-run ahead: the ends of its passes up to the next that is not plain are worked out, its event is the last of them, and
-they happen then. Whoever comes before meets the worker in one of them: those that have not begun are
-forgotten. SGLang's cores can do that (`sgl_foresee`, `sgl_follow`). O(passes) in vector instructions, O(running) for
-all of them, O(workers) for whoever comes.
+In a closed loop a request comes when another has ended, maybe on another worker; to a decode worker of two pools after
+a prefill pass. So a worker that only decodes does not run ahead: the ends of its passes up to the next that is not
+plain are worked out, its event is the last of them, and they happen then. Whoever comes before meets the worker in one
+of them: those that have not begun are forgotten. SGLang's cores can do that (`sgl_foresee`, `sgl_follow`). O(passes) in
+vector instructions, O(running) for all of them, O(workers) for whoever comes.
 """
 from libc.math cimport INFINITY
 from libc.stdlib cimport free
@@ -44,19 +44,24 @@ cdef class Foresight(Lanes):
         cdef View* c = &self.views[worker]
         cdef SglangCore* g = <SglangCore*>self.cores[worker]
         cdef int64_t i, m = 0
-        cdef double end
         while m < c.foreseen and (g.ends[m] < at or (begun and g.ends[m] == at)):
             m += 1
-        end = g.ends[m]
+        self.cut(worker, m)
+        for i in range(self.events.used):
+            if self.events.items[i].second % ROUND == worker:
+                heap_earlier(&self.events, i, c.end_ms, order_of(c.last_start), self.events.items[i].second)
+                break
+        if c.end_ms <= at and not begun:
+            heap_pop(&self.events)
+            self.busy[worker] = 0
+
+    cdef void cut(self, int64_t worker, int64_t m) noexcept nogil:
+        """The first `m` of the passes foreseen happen, and the others do not."""
+        cdef View* c = &self.views[worker]
+        cdef SglangCore* g = <SglangCore*>self.cores[worker]
+        cdef double end = g.ends[m]
         if m > 0:
             sgl_follow(g, m)
         c.foreseen = 0
         self.look(worker)
         c.end_ms = end
-        for i in range(self.events.used):
-            if self.events.items[i].second % ROUND == worker:
-                heap_earlier(&self.events, i, end, order_of(c.last_start))
-                break
-        if end <= at and not begun:
-            heap_pop(&self.events)
-            self.busy[worker] = 0

@@ -240,6 +240,8 @@ cdef class Handoffs(Cluster):
                 return False
             return self.cleaned(row, SOURCE_CLEAN if step == CANCEL_SOURCE else DESTINATION_CLEAN)
         if self.busy[worker]:
+            if self.views[worker].foreseen > 0:
+                self.meet(worker, self.now, False)
             return self.defer(row, step, worker)
         changed[0] = True
         self.tries[worker] = 0
@@ -426,8 +428,11 @@ cdef class Handoffs(Cluster):
         return True
 
     cdef bint reserve(self, int64_t row, int64_t worker) noexcept nogil:
-        cdef int32_t slot = self.form(row, worker, self.limit[row])
+        cdef int32_t slot
         cdef bint fits
+        if self.views[worker].foreseen > 0:
+            self.meet(worker, self.now, False)
+        slot = self.form(row, worker, self.limit[row])
         if slot == NIL or (self.wishes and not self.wish(row, worker, slot)):
             return False
         if self.kind == KIND_SGLANG:

@@ -21,4 +21,4 @@ cdef inline int64_t order_of(double at) noexcept nogil:
 
 cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil
 cdef Pending heap_pop(Heap* h) noexcept nogil
-cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first) noexcept nogil
+cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first, int64_t second) noexcept nogil

@@ -50,11 +50,11 @@ cdef Pending heap_pop(Heap* h) noexcept nogil:
     return top
 
 
-cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first) noexcept nogil:
+cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first, int64_t second) noexcept nogil:
     """Entry `i` of the heap comes earlier than it was to."""
-    cdef Pending item = h.items[i]
+    cdef Pending item
     cdef int64_t up
-    item.at, item.first = at, first
+    item.at, item.first, item.second = at, first, second
     while i > 0:
         up = (i - 1) >> 1
         if not before(&item, &h.items[up]):

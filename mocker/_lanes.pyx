@@ -181,14 +181,18 @@ cdef class Lanes(Workers):
 
     # -- gap logs ---------------------------------------------------------------------------------------------------
 
-    def split_gaps(self):
-        """Give each worker a gap log of its own: their order is then the same whoever is ahead of whom."""
+    def split_gaps(self, bint carried=False):
+        """Give each worker a gap log of its own: their order is then the same whoever is ahead of whom.
+
+        `carried`: they may be copied or stored, so they get no more memory than they need.
+        """
         cdef int64_t w
         self.apart_gaps = <Gaps*>calloc(self.n_lanes, sizeof(Gaps))
         if self.apart_gaps == NULL:
             raise MemoryError
         for w in range(self.n_lanes):
             self.apart_gaps[w].fold_at = INT64_MAX         # folded in when they are joined
+            self.apart_gaps[w].share = 0 if carried else self.n_lanes
             self.log_gaps(w, &self.apart_gaps[w])
 
     def join_gaps(self):

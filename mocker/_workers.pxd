@@ -29,6 +29,7 @@ cdef struct View:
     bint preempted                 # the next pass may differ though this one brought nothing
     double last_start
     bint worked                    # tokens were scheduled
+    int64_t passed                 # of those foreseen, how many have begun, two pools
     int64_t count                  # requests alive
     bint steady                    # fast-forward may go on
     int64_t n_waiting
@@ -42,6 +43,7 @@ cdef struct View:
     int64_t passes                 # since the start
     bint asleep                    # no pass brings anybody further until somebody comes or goes
     int64_t foreseen               # passes after the one under way that are known and have not happened; 0: none
+    int64_t rank                   # of the event of the one under way, two pools
     int64_t* ended                 # [ended_used] rows gone, ~row for a first token
     int error
     int64_t ended_used

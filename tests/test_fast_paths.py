@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from fuzz_replays import random_replay
+from fuzz_replays import disaggregate, random_replay
 from record_replays import engines
 
 from mocker import simulate
@@ -111,11 +111,12 @@ def waiting_case(seed: int) -> tuple[list[dict], dict]:
     return rows, options | {"trace_format": "mooncake", "num_workers": rng.randrange(2, 5)}
 
 
-def closed_case(seed: int) -> tuple[list[dict], dict]:
-    """Closed loops over several SGLang workers, whose passes are foreseen: queues, retractions, sessions, caps."""
-    rng = random.Random(f"closed/{seed}")
+def foreseen_case(seed: int) -> tuple[list[dict], dict]:
+    """SGLang workers whose passes are foreseen, closed loops or two pools: queues, retractions, sessions, caps."""
+    rng = random.Random(f"foreseen/{seed}")
     rows, config = random_replay(rng)
-    rows = [dict(rng.choice(rows), timestamp=float(i)) for i in range(rng.randrange(10, 80))]
+    gap = rng.choice([0.0, 1.0, 8.0, 30.0])
+    rows = [dict(rng.choice(rows), timestamp=gap * i) for i in range(rng.randrange(10, 80))]
     most, sessions = rng.choice([3, 20, 90]), rng.random() < 0.3
     for row in rows:
         row.pop("output_token_ids", None)
@@ -132,6 +133,11 @@ def closed_case(seed: int) -> tuple[list[dict], dict]:
                       "chunked_prefill_size": block * rng.choice([4, 99])}
     config = {"trace_block_size": config["trace_block_size"], "replay_concurrency": rng.randrange(1, 40),
               "engine_args": args, "num_workers": rng.randrange(2, 6)}
+    if rng.random() < 0.5:
+        disaggregate(rng, config)
+        if rng.random() < 0.5:
+            config.pop("replay_concurrency")
+        config["router_mode"] = rng.choice(["round_robin", "kv_router", "least_requests"])
     if rng.random() < 0.3:
         config["max_sim_time_ms"] = rng.choice([60.0, 400.5])
     return rows, engines(config)
@@ -162,9 +168,9 @@ def test_workers_go_ahead_of_turns_that_wait_for_them(part, tmp_path):
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_passes_are_foreseen_in_closed_loops(part, tmp_path):
+def test_passes_that_are_foreseen_happen(part, tmp_path):
     for seed in range(part, COUNT, 3):
-        check(seed, tmp_path, closed_case)
+        check(seed, tmp_path, foreseen_case)
 
 
 def test_events_before_a_stretch_are_told_in_time(tmp_path):

@@ -190,7 +190,7 @@ def set_links(cluster: Cluster, workload: Workload, concurrency: int | None) -> 
 
 def free_rows(cluster: Cluster, pools: Pools, concurrency: int | None, planning: Planning | None) -> bool:
     """Whether workers may run ahead of each other, so that each needs a gap log of its own."""
-    alone = cluster.lag > 0.0 if concurrency is None else pools.args.engine_type == "sglang"
+    alone = pools.args.engine_type == "sglang" or (concurrency is None and cluster.lag > 0.0)
     return alone and planning is None and pools.workers > 1
 
 

@@ -111,7 +111,7 @@ class RunningSimulation:
         set_links(self._cluster, self._workload, self._concurrency)
         _live.keep_whole(self._cluster)
         if free_rows(self._cluster, self._pools, self._concurrency, self._planning):
-            self._cluster.split_gaps()
+            self._cluster.split_gaps(carried=True)
         self._begin(uuid.uuid4().hex)
 
     def _begin(self, key: str) -> None:
