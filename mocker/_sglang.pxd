@@ -126,6 +126,7 @@ cdef struct SglangCore:
     int64_t known                  # their tokens: those known,
     int64_t extra                  # those reserved beyond their slots,
     int64_t rest                   # and those that they have to generate
+    int64_t hitch                  # place of the one that was last found not to only decode: the next is often near
     int64_t longest                # most tokens that any request so far was to generate
     int32_t* waiting               # ring of slots
     int64_t waiting_cap            # power of two

@@ -190,36 +190,43 @@ cdef inline double ratio_after(SglangCore* c, double ratio) noexcept nogil:
     return ratio if ratio > c.min_ratio else c.min_ratio
 
 
+cdef inline int64_t own_steps(SglangCore* c, SglRequest* r) noexcept nogil:
+    """Passes in which a request decodes inside its page or lengthens its chain, and does not end."""
+    cdef int64_t steps = r.limit - r.gen - 1, room
+    cdef Node* x
+    if r.cached != r.full or r.last_ms != c.last_emit:
+        return 0
+    x = &c.tree.nodes[r.node]
+    if c.capture or not chain_open(&c.tree, r.node, r.owner) or x.keys[x.n - 1] != r.own_key:
+        room = (r.full + <int64_t>1) * c.page - r.len - 1      # tokens before the page is full
+        return min(room, steps)
+    return steps
+
+
 cdef int64_t plain_steps(SglangCore* c, int64_t* output) noexcept nogil:
-    """Passes in which everybody decodes inside its page or lengthens its chain, and nobody ends or is retracted.
+    """Passes in which everybody takes `own_steps`, and nobody is retracted.
 
     `output` gets the tokens that admission reckons with.
     """
-    cdef int64_t i, steps, k, n = c.n_running, room, page = c.page, reckoned = 0
+    cdef int64_t i, part, steps, k, n = c.n_running, room, reckoned = 0, hitch = c.hitch if c.hitch < n else 0
     cdef SglRequest* r
-    cdef Node* x
     k = min(c.tree.available // n, STRETCH)    # without eviction
-    if page > 1:
+    if c.page > 1:
         room = c.tree.available + c.tree.evictable - c.extra
-        if room < (k + page) * n:
-            k = room // n - page
+        if room < (k + c.page) * n:
+            k = room // n - c.page
     if k <= 0:
         return 0
-    for i in range(n):
-        r = &c.req[c.running[i]]
-        steps = r.limit - r.gen - 1
-        if r.cached != r.full or r.last_ms != c.last_emit:
-            return 0
-        x = &c.tree.nodes[r.node]
-        if c.capture or not chain_open(&c.tree, r.node, r.owner) or x.keys[x.n - 1] != r.own_key:
-            room = (r.full + <int64_t>1) * page - r.len - 1    # tokens before the page is full
-            if room < steps:
-                steps = room
-        if steps < k:
-            k = steps
-        if k <= 0:
-            return 0
-        reckoned += clipped(c, r)
+    for part in range(2):                      # first those from the one that was in the way the last time
+        for i in range(0 if part else hitch, hitch if part else n):
+            r = &c.req[c.running[i]]
+            steps = own_steps(c, r)
+            if steps < k:
+                k = steps
+            if k <= 0:
+                c.hitch = i
+                return 0
+            reckoned += clipped(c, r)
     output[0] = reckoned
     return k
 
