@@ -190,12 +190,20 @@ cdef void level(Timeline* t, double* sums, double start, double end, double valu
 # ---- the pass log -----------------------------------------------------------------------------------------------
 
 cdef bint log_window(Timeline* t, double start) noexcept nogil:
-    """Whether passes that begin in the window of `start` are logged; remembered, since most begin in the same one."""
-    cdef double n = floor(start / t.window)
-    t.seen_from, t.seen_until = n * t.window, (n + 1.0) * t.window
+    """Whether passes that begin in the window of `start` are logged.
+
+    Remembered, with all windows up to the next logged one: most passes begin there, and workers take turns at any edge.
+    """
+    cdef double n = floor(start / t.window), first = n, last = n + 1.0, beyond
+    t.seen_kept = True
+    if t.stride > 1:
+        beyond = <double>(<int64_t>n % t.stride)
+        t.seen_kept = beyond == 0.0
+        if not t.seen_kept:
+            first, last = n - beyond + 1.0, n - beyond + <double>t.stride
+    t.seen_from, t.seen_until = first * t.window, last * t.window
     if not (t.seen_from <= start < t.seen_until):              # rounding, or infinity: this time only
         t.seen_until = t.seen_from
-    t.seen_kept = t.stride == 1 or <int64_t>n % t.stride == 0
     return t.seen_kept
 
 

@@ -190,12 +190,12 @@ def _points(columns: dict[str, NDArray[Any]], part: slice, timeline: Timeline,
     first_worker = last_worker
     if "prefill" in timeline.pools:
         first_worker = worker_numbers(columns["prefill_worker_idx"][part], timeline.pools, "prefill")
-    kept = np.arange(len(last_worker))
-    entries: list[NDArray[np.int64]] = []
-    for key, worker, starts in (("first_admit_ms", first_worker, True), ("first_token_ms", last_worker, False),
-                                ("last_token_ms", last_worker, False)):
-        entry = find_passes(passes["start_ms"], passes["end_ms"], bounds, worker[kept], columns[key][part][kept],
-                            starts)
+    start, end = passes["start_ms"], passes["end_ms"]
+    entry = find_passes(start, end, bounds, first_worker, columns["first_admit_ms"][part], True)
+    kept = np.flatnonzero(entry >= 0)          # few, where the log holds a small part of the run
+    entries = [entry[kept]]
+    for key in ("first_token_ms", "last_token_ms"):
+        entry = find_passes(start, end, bounds, last_worker[kept], columns[key][part][kept], False)
         inside = entry >= 0
         kept, entries = kept[inside], [values[inside] for values in (*entries, entry)]
     return kept + part.start, first_worker[kept], last_worker[kept], *entries
