@@ -184,7 +184,7 @@ def test_kill_9_loses_no_finished_row(tmp_path):
     """A sweep in a process of its own, killed at random moments until it is through."""
     path = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "mocker", "sweep", "--input-tokens", "500", "--output-tokens", "40",
-               "--request-count", "2000", "--arrival-interval-ms", "2",
+               "--request-count", "20000", "--arrival-interval-ms", "2",
                "--grid", f"num_workers={','.join(map(str, range(1, 41)))}", "--set", "block_size=16",
                "--out", str(path), "--quiet", "--workers", "2"]
     rng = random.Random(7)
@@ -210,7 +210,7 @@ def test_kill_9_loses_no_finished_row(tmp_path):
         if process.returncode == 0:
             break
     assert kills >= 3 and len(whole) == 41
-    spec = mocker.SyntheticSpec(500, 40, 2000, arrival_interval_ms=2.0)
+    spec = mocker.SyntheticSpec(500, 40, 20_000, arrival_interval_ms=2.0)
     table = mocker.sweep(spec, {"num_workers": range(1, 41)}, base={"block_size": 16})
     written = {row["config"]["num_workers"]: row for row in map(json.loads, whole.values()) if "config" in row}
     for config, row in zip(range(1, 41), table.rows(), strict=True):
