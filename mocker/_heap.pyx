@@ -12,22 +12,12 @@ cdef inline bint before(Pending* a, Pending* b) noexcept nogil:
 
 
 cdef bint heap_push(Heap* h, double at, int64_t first, int64_t second) noexcept nogil:
-    cdef int64_t i, up
-    cdef Pending item
     cdef void* moved = grown(h.items, &h.cap, h.used + 1, sizeof(Pending))
     if moved == NULL:
         return False
     h.items = <Pending*>moved
-    item.at, item.first, item.second = at, first, second
-    i = h.used
     h.used += 1
-    while i > 0:
-        up = (i - 1) >> 1
-        if not before(&item, &h.items[up]):
-            break
-        h.items[i] = h.items[up]
-        i = up
-    h.items[i] = item
+    heap_earlier(h, h.used - 1, at, first, second)
     return True
 
 
@@ -51,7 +41,7 @@ cdef Pending heap_pop(Heap* h) noexcept nogil:
 
 
 cdef void heap_earlier(Heap* h, int64_t i, double at, int64_t first, int64_t second) noexcept nogil:
-    """Entry `i` of the heap comes earlier than it was to."""
+    """Entry `i` of the heap comes earlier than it was to, or a new one at the end to its place."""
     cdef Pending item
     cdef int64_t up
     item.at, item.first, item.second = at, first, second
