@@ -23,6 +23,11 @@ CASES = {
     "conversation, 2 workers, TRT-LLM": {
         "engine": POOL | {"engine_type": "trtllm", "num_gpu_blocks": 6000}, "workers": 2},
     "conversation, 4 workers, SGLang": {"engine": POOL | {"engine_type": "sglang"}, "workers": 4},
+    "conversation, 4 workers, SGLang, closed loop of 64": {
+        "engine": POOL | {"engine_type": "sglang"}, "workers": 4, "replay_concurrency": 64},
+    "conversation, 4 + 4 workers disaggregated, SGLang": {
+        "prefill": POOL | {"engine_type": "sglang", "worker_type": "prefill", "kv_bytes_per_token": 131072},
+        "decode": POOL | {"engine_type": "sglang", "worker_type": "decode"}, "workers": (4, 4)},
     "conversation, 4 workers, KV router": {"engine": POOL, "workers": 4, "router_mode": "kv_router"},
     "conversation, 64 workers, KV router": {"engine": POOL, "workers": 64, "router_mode": "kv_router"},
     "conversation, 4 + 4 workers disaggregated, KV router": {
