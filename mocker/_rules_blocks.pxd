@@ -21,7 +21,6 @@ cdef inline bint lazy(VllmRulesCore* x) noexcept nogil:
             and not x.rules & RULE_LATE)
 
 
-cdef void log_removed(VllmRulesCore* x) noexcept nogil
 cdef void take(VllmRulesCore* x, int64_t count) noexcept nogil
 cdef void cover(VllmRulesCore* x, Request* r, int64_t count) noexcept nogil
 cdef void append_token(VllmRulesCore* x, Request* r, uint32_t token) noexcept nogil

@@ -9,12 +9,13 @@ Costs: allocation, registration and release O(stretches of the path); eviction O
 times the copies of a segment where there are several.
 """
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from mocker._common cimport ERR_MEMORY, ERR_OK, NIL, grown, int32_t, int64_t, uint32_t, uint64_t
 from mocker._core cimport Core, Request
 from mocker._hash cimport block_hash, chain_hash
-from mocker._kv cimport Event, Path, Piece, element_at, element_begin, path_reserve
+from mocker._kv cimport Path, Piece, element_at, element_begin, path_reserve
+from mocker._kv_events cimport log_removed, log_stored
 from mocker._ranks cimport (
     rank_fresh, rank_gone, rank_remove, rank_shorter, release_begin, release_end, release_freed, release_held)
 from mocker._rules cimport (
@@ -25,65 +26,6 @@ from mocker._rules_copies cimport (
 
 
 # ---- event log --------------------------------------------------------------------------------------------------
-
-cdef Event* event_new(VllmRulesCore* x, bint stored) noexcept nogil:
-    cdef void* moved = grown(x.c.pool.events, &x.c.pool.events_cap, x.c.pool.events_used + 1, sizeof(Event))
-    cdef Event* e
-    if moved == NULL:
-        x.c.error = ERR_MEMORY
-        return NULL
-    x.c.pool.events = <Event*>moved
-    e = &x.c.pool.events[x.c.pool.events_used]
-    x.c.pool.events_used += 1
-    memset(e, 0, sizeof(Event))
-    e.stored, e.first = stored, x.c.pool.pieces_used
-    return e
-
-
-cdef void event_piece(VllmRulesCore* x, uint64_t key, uint64_t local, int32_t start, int32_t count,
-                      uint32_t* tokens) noexcept nogil:
-    """Append a piece to the newest event."""
-    cdef int64_t size = x.c.block_size
-    cdef void* moved = grown(x.c.pool.pieces, &x.c.pool.pieces_cap, x.c.pool.pieces_used + 1, sizeof(Piece))
-    cdef Piece* e
-    if moved == NULL:
-        x.c.error = ERR_MEMORY
-        return
-    x.c.pool.pieces = <Piece*>moved
-    e = &x.c.pool.pieces[x.c.pool.pieces_used]
-    e.key, e.local, e.start, e.count, e.tokens = key, local, start, count, NIL
-    if tokens != NULL:
-        moved = grown(x.c.pool.event_tokens, &x.c.pool.event_tokens_cap, x.c.pool.event_tokens_used + size,
-                      sizeof(uint32_t))
-        if moved == NULL:
-            x.c.error = ERR_MEMORY
-            return
-        x.c.pool.event_tokens = <uint32_t*>moved
-        memcpy(x.c.pool.event_tokens + x.c.pool.event_tokens_used, tokens, size * sizeof(uint32_t))
-        e.tokens = x.c.pool.event_tokens_used
-        x.c.pool.event_tokens_used += size
-    x.c.pool.pieces_used += 1
-    x.c.pool.events[x.c.pool.events_used - 1].pieces += 1
-
-
-cdef void log_stored(VllmRulesCore* x, Path* path, int32_t begin, int32_t end) noexcept nogil:
-    """One stored event for the request blocks [begin, end); its parent is the block before them."""
-    cdef Event* e = event_new(x, 1)
-    cdef int32_t i = element_at(path, begin), low = element_begin(path, i), high, parent
-    if e == NULL:
-        return
-    if begin > 0:
-        parent = element_at(path, begin - 1)
-        e.has_parent = 1
-        e.parent_key = path.keys[parent]
-        e.parent_offset = begin - 1 - element_begin(path, parent)
-    while begin < end:
-        high = <int32_t>least(path.ends[i], end)
-        event_piece(x, path.keys[i], path.local[i] if path.local != NULL else 0, begin - low, high - begin,
-                    path.tokens + <int64_t>i * x.c.block_size if path.tokens != NULL else NULL)
-        begin, low = high, path.ends[i]
-        i += 1
-
 
 cdef bint elsewhere(VllmRulesCore* x, uint64_t key, int32_t begin, int32_t end, int32_t but) noexcept nogil:
     """Whether a copy other than `but` has one of the segment's blocks [begin, end)."""
@@ -110,12 +52,12 @@ cdef void log_new(VllmRulesCore* x, Path* path, int32_t begin, int32_t end) noex
             if not elsewhere(x, path.keys[i], begin - low, begin - low + 1, NIL):
                 first = begin if first == NIL else first
             elif first != NIL:
-                log_stored(x, path, first, begin)
+                log_stored(&x.c.pool, path, first, begin)
                 first = NIL
             begin += 1
         i += 1
     if first != NIL:
-        log_stored(x, path, first, begin)
+        log_stored(&x.c.pool, path, first, begin)
 
 
 cdef void note_removed(VllmRulesCore* x, int32_t at, int32_t low, int32_t high) noexcept nogil:
@@ -142,19 +84,6 @@ cdef void note_removed(VllmRulesCore* x, int32_t at, int32_t low, int32_t high) 
             x.c.pool.evicted_used += 1
             e.key, e.local, e.start, e.count, e.tokens = k.key, 0, block - n + 1, n, NIL
         block -= n + 1
-
-
-cdef void log_removed(VllmRulesCore* x) noexcept nogil:
-    """One removed event for what was evicted since the last one."""
-    cdef int64_t i
-    cdef Piece* e
-    if x.c.pool.evicted_used == 0:
-        return
-    if event_new(x, 0) != NULL:
-        for i in range(x.c.pool.evicted_used):
-            e = &x.c.pool.evicted[i]
-            event_piece(x, e.key, 0, e.start, e.count, NULL)
-    x.c.pool.evicted_used = 0
 
 
 # ---- taken and given back ---------------------------------------------------------------------------------------
@@ -447,7 +376,7 @@ cdef bint allocate(VllmRulesCore* x, Request* r, Extra* e, int64_t target, int64
     if fresh > 0:
         take(x, fresh)
     if x.rules & RULE_OWN_COPY:
-        log_removed(x)                         # before the new ones: an evicted content may be one of them
+        log_removed(&x.c.pool)                         # before the new ones: an evicted content may be one of them
         for i in range(x.found_used if picked > 0 else 0):
             hold_add(x, e, x.found[i].copy, x.found[i].begin + x.found[i].to - x.found[i].at)
         e.blank += <int32_t>fresh
@@ -457,7 +386,7 @@ cdef bint allocate(VllmRulesCore* x, Request* r, Extra* e, int64_t target, int64
         refill(x, r, e, least(known, held))
     if e.blank > 0 or held >= last:
         e.blank += <int32_t>fresh
-        log_removed(x)
+        log_removed(&x.c.pool)
         return True
     begin = <int32_t>held
     used = x.found_used
@@ -468,7 +397,7 @@ cdef bint allocate(VllmRulesCore* x, Request* r, Extra* e, int64_t target, int64
     if begin < least(known, last):
         register(x, &r.path, e, begin, <int32_t>least(known, last))
     e.blank = <int32_t>(last - e.done)
-    log_removed(x)
+    log_removed(&x.c.pool)
     return True
 
 

@@ -10,11 +10,12 @@ from mocker._common cimport (
     END_CAPACITY, END_OVER_BUDGET, END_REJECTED, ERR_MEMORY, NIL, ST_PREEMPTED, ST_RUNNING, ST_WAITING, WORKER_DECODE,
     grown, int32_t, int64_t)
 from mocker._core cimport STOP_EMPTY, STOP_OTHER, STOP_SEQS, STOP_WAIT, Admission, Core, Request, Work
+from mocker._kv_events cimport log_removed
 from mocker._requests cimport waiting_next, waiting_pop
 from mocker._rules cimport (
     RULE_CHARGE_GENERATED, RULE_FILL_EARLY, RULE_FULL_ONLY, RULE_GEN_HIT, RULE_LAST_TOKEN, RULE_LATE, RULE_OWN_COPY,
     RULE_WHOLE_TAIL, Batched, Extra, VllmRulesCore, blocks_of, least)
-from mocker._rules_blocks cimport allocate, cover, lazy, log_removed, name, take, unseen
+from mocker._rules_blocks cimport allocate, cover, lazy, name, take, unseen
 from mocker._rules_copies cimport find, shorten
 from mocker._rules_requests cimport end_head, outgrown, preempt
 
@@ -113,7 +114,7 @@ cdef inline void open_block(VllmRulesCore* x, Request* r, Extra* e, int64_t targ
     cdef int64_t known
     take(x, 1)
     if x.c.pool.evicted_used > 0:
-        log_removed(x)
+        log_removed(&x.c.pool)
     if not lazy(x):
         name(x, r)
         known = least(r.full, target >> x.c.shift) if x.rules & RULE_FULL_ONLY else r.full

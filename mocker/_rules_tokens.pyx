@@ -10,9 +10,10 @@ from mocker._collect cimport gaps_add
 from mocker._common cimport (
     END_COMPLETED, END_NONE, NIL, ST_FREE, ST_PREEMPTED, ST_RUNNING, WORKER_PREFILL, int32_t, int64_t, uint32_t)
 from mocker._core cimport Core, Request
+from mocker._kv_events cimport log_removed
 from mocker._requests cimport note, running_compact, signal
 from mocker._rules cimport RULE_LAST_SLOT, RULE_LATE, RULE_SLOT_AT_USE, Batched, Extra, VllmRulesCore, least, most
-from mocker._rules_blocks cimport append_token, fill, lazy, log_removed, take
+from mocker._rules_blocks cimport append_token, fill, lazy, take
 from mocker._rules_requests cimport outgrown, preempt, request_end, waiting_remove
 from mocker._spec cimport rng_u32
 from mocker._timing cimport timing_decode_ms
@@ -92,7 +93,7 @@ cdef bint next_slot(VllmRulesCore* x, int32_t slot) noexcept nogil:
             outgrown(x, slot, False)
             return False
     take(x, 1)
-    log_removed(x)
+    log_removed(&x.c.pool)
     e.blank += 1
     r.partial = 1
     return True
